@@ -1,0 +1,58 @@
+"""Continual Prune-and-Select: one network learns task after task and never forgets.
+
+Names are imported when they are first used, so `import cps` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "augmentation": ["Chain", "Flip", "PadCrop"],
+    "backbones": ["SmallConvNet", "resnet18", "resnet32"],
+    "data": ["Normalize"],
+    "evaluation": ["evaluate"],
+    "evidence": ["Evidence", "Outputs"],
+    "learner": ["Learner", "Prediction", "Progress", "load"],
+    "masks": ["Masks"],
+    "network": ["CapacityError", "CapacityWarning", "Fingerprint", "SharedNetwork"],
+    "plain": ["setting"],
+    "pruning": ["Magnitude", "NNrelief", "Pruner"],
+    "scenario": ["Scenario", "Task", "split_by_class"],
+    "selection": ["ImportanceSignature", "MaxOutput", "Oracle", "Selector"],
+    "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
+    "storage": ["FileError"],
+    "subnetwork": ["Subnetwork"],
+    "training": ["make_fabric"],
+}
+__all__ = sorted(name for names in _HOME.values() for name in names)  # pyright: ignore
+
+if TYPE_CHECKING:
+    from cps.augmentation import Chain, Flip, PadCrop
+    from cps.backbones import SmallConvNet, resnet18, resnet32
+    from cps.data import Normalize
+    from cps.evaluation import evaluate
+    from cps.evidence import Evidence, Outputs
+    from cps.learner import Learner, Prediction, Progress, load
+    from cps.masks import Masks
+    from cps.network import CapacityError, CapacityWarning, Fingerprint, SharedNetwork
+    from cps.plain import setting
+    from cps.pruning import Magnitude, NNrelief, Pruner
+    from cps.scenario import Scenario, Task, split_by_class
+    from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector
+    from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
+    from cps.storage import FileError
+    from cps.subnetwork import Subnetwork
+    from cps.training import make_fabric
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOME.items():
+        if name in names:
+            return getattr(importlib.import_module(f"cps.{module}"), name)
+    raise AttributeError(f"module 'cps' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,211 @@
+"""Examples: a task's images and labels, whatever form they come in.
+
+A pair (images, labels) of tensors or arrays stays one tensor on the device; a torch `Dataset` is read anew
+in each epoch, so augmentation inside it works. Both give batches by index, so the order of the examples is
+decided in one place (`training.py`) and is the same for one process and for many.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from cps.plain import setting
+
+ClassName = str | int
+Data = Any  # a torch Dataset, or a pair (images, labels) of tensors, arrays or lists
+ToLocal = Callable[[Sequence[ClassName]], Tensor]
+
+
+class Examples(Protocol):
+    """Images with local labels (0 to the task's number of classes - 1), read in batches by index."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        ...
+
+    def labels(self) -> Tensor | None:
+        """Return all labels, or None where only reading every image would tell them."""
+        ...
+
+    def to(self, device: torch.device) -> "Examples":
+        """Return the same examples with what is in memory moved to the device."""
+        ...
+
+
+@setting
+@dataclass(frozen=True)
+class Normalize:
+    """Subtract a mean and divide by a deviation, per channel, on pixels from 0 to 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the normalised images."""
+        shape = (1, -1, *(1 for _ in images.shape[2:]))
+        mean = torch.tensor(self.mean, device=images.device, dtype=images.dtype).reshape(shape)
+        std = torch.tensor(self.std, device=images.device, dtype=images.dtype).reshape(shape)
+        return (images - mean) / std
+
+
+@dataclass(frozen=True)
+class TensorExamples:
+    """Examples held as one tensor of images and one of local labels."""
+
+    images: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        for indices in order:
+            indices = indices.to(self.images.device)
+            yield self.images[indices], self.targets[indices]
+
+    def labels(self) -> Tensor:
+        """Return all labels."""
+        return self.targets
+
+    def to(self, device: torch.device) -> "TensorExamples":
+        """Return the same examples on the device."""
+        return TensorExamples(self.images.to(device), self.targets.to(device))
+
+
+@dataclass(frozen=True)
+class DatasetExamples:
+    """Examples read from a torch `Dataset`, by `workers` background processes."""
+
+    dataset: Dataset
+    to_local: ToLocal
+    workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        loader = DataLoader(
+            self.dataset,
+            batch_sampler=[indices.tolist() for indices in order],
+            num_workers=self.workers,
+            collate_fn=_collate,
+        )
+        for images, labels in loader:
+            refuse_bad_pixels(images)
+            yield images, self.to_local(labels)
+
+    def labels(self) -> Tensor | None:
+        """Return all labels where the data set tells them without reading images."""
+        known = known_labels(self.dataset)
+        return None if known is None else self.to_local(known)
+
+    def to(self, device: torch.device) -> "DatasetExamples":
+        """Return itself: images are moved batch by batch."""
+        return self
+
+
+@dataclass(frozen=True)
+class ImageBatches:
+    """The images of some examples in their order, batch by batch, as often as they are iterated over."""
+
+    examples: Examples
+    batch_size: int = 256
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = torch.arange(len(self.examples)).split(self.batch_size)
+        return (images for images, _ in self.examples.batches(order))
+
+
+def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
+    """Return the examples in a torch `Dataset` or a pair (images, labels), with labels made local."""
+    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        data = data.tensors
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        images, labels = as_images(data[0]), plain_labels(data[1])
+        if len(images) != len(labels):
+            raise ValueError(f"expected one label per image, got {len(images)} images, {len(labels)} labels")
+        examples = TensorExamples(images, to_local(labels))
+    elif isinstance(data, Dataset) and hasattr(data, "__len__"):
+        examples = DatasetExamples(data, to_local, workers)
+    else:
+        raise TypeError(
+            "a task's data is a torch Dataset with a length or a pair (images, labels), "
+            f"got {type(data).__name__}"
+        )
+    if len(examples) == 0:
+        raise ValueError("the task has no images")
+    return examples
+
+
+def as_images(images: Any) -> Tensor:
+    """Return images (tensor, array, list of images or `Dataset`) as one tensor; refuse NaN and infinite pixels."""
+    if isinstance(images, Dataset):
+        items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
+        images = [item[0] if isinstance(item, tuple) else item for item in items]
+    if isinstance(images, (list, tuple)):
+        if not images:
+            raise ValueError("there are no images")
+        images = torch.stack([_as_image(image) for image in images])
+    tensor = images if isinstance(images, Tensor) else torch.as_tensor(np.asarray(images))
+    if tensor.ndim < 2:
+        raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}")
+    if tensor.dtype == torch.float64:
+        tensor = tensor.float()
+    refuse_bad_pixels(tensor)
+    return tensor
+
+
+def plain_labels(labels: Any) -> list[ClassName]:
+    """Return labels as a list of ints and strings."""
+    plain = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    return [label.item() if isinstance(label, (Tensor, np.generic)) else label for label in plain]
+
+
+def known_labels(dataset: Dataset) -> list[ClassName] | None:
+    """Return the labels of a data set that has them as `targets`, as torchvision's have; else None."""
+    if isinstance(dataset, Subset):
+        known = known_labels(dataset.dataset)
+        return None if known is None else [known[index] for index in dataset.indices]
+    targets = getattr(dataset, "targets", None)
+    return None if targets is None else plain_labels(targets)
+
+
+def refuse_bad_pixels(images: Tensor) -> None:
+    """Raise `ValueError` for NaN and infinite pixels."""
+    if not images.is_floating_point():
+        return
+    bad = ~torch.isfinite(images).flatten(1).all(dim=1)
+    if bad.any():
+        index = int(bad.nonzero()[0])
+        raise ValueError(f"image {index} has NaN or infinite pixels ({int(bad.sum())} of {len(images)} images)")
+
+
+def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
+    """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
+    if not pixels.is_floating_point():
+        pixels = pixels.float()
+    return pixels if normalize is None else normalize(pixels)
+
+
+def _as_image(item: Any) -> Tensor:
+    """Return one item of a data set as a tensor; pictures become (channels, height, width) bytes."""
+    if isinstance(item, Tensor):
+        return item
+    array = np.asarray(item)
+    if hasattr(item, "getbands"):  # a PIL picture
+        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return torch.as_tensor(array.copy())
+
+
+def _collate(items: list[tuple[Any, Any]]) -> tuple[Tensor, list[ClassName]]:
+    return as_images([item[0] for item in items]), plain_labels([item[1] for item in items])

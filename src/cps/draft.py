@@ -1,0 +1,108 @@
+"""A draft: the subnetwork of the task being learned, before it is sealed.
+
+The draft trains inside the backbone itself: its parameters hold the masked weights and the task's private
+parts. Nothing of the shared network changes until the draft is sealed, so giving up on it loses nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from cps.data import ClassName
+from cps.masks import Masks, full_masks, is_subset
+from cps.partition import Parts, named_tensors
+
+
+class Classifier(nn.Module):
+    """A backbone with a head: images -> logits over the task's classes."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Linear):
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the logits, shape (N, classes)."""
+        return self.head(self.backbone(pixels))
+
+
+class Draft:
+    """A subnetwork in the making: its masks shrink and its free weights move.
+
+    Attributes: `classes`; `model`, the live classifier; `masks`, the connections that are on; `warm`, the
+    weights after dense training, which pruned free weights go back to.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        parts: Parts,
+        *,
+        classes: Sequence[ClassName],
+        weights: Mapping[str, Tensor],
+        taken: Masks,
+        private: Mapping[str, Tensor],
+    ):
+        self.classes = tuple(classes)
+        self.model = Classifier(backbone, head)
+        self.masks = full_masks(weights, on=True)
+        self.warm: dict[str, Tensor] | None = None
+        self._parts = parts
+        self._taken = taken
+        live = named_tensors(backbone)
+        with torch.no_grad():
+            for name, value in {**weights, **private}.items():
+                live[name].copy_(value)
+        self._set_guard()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the live shared weights, zero where the masks are off."""
+        live = named_tensors(self.model.backbone)
+        return {name: live[name].detach() for name in self._parts.shared}
+
+    def private(self) -> dict[str, Tensor]:
+        """Return the live private parts: norm layers, biases, whatever is not shared."""
+        live = named_tensors(self.model.backbone)
+        return {name: live[name].detach() for name in self._parts.private}
+
+    @torch.no_grad()
+    def narrow(self, masks: Masks) -> None:
+        """Switch off the connections that are not in `masks`; masks only ever shrink."""
+        if not is_subset(masks, self.masks):
+            raise ValueError("a pruner may only switch connections off, but some came back on")
+        self.masks = {name: mask.clone() for name, mask in masks.items()}
+        for name, weight in self.weights().items():
+            weight.masked_fill_(~self.masks[name], 0.0)
+        self._set_guard()
+
+    def keep_warm(self) -> None:
+        """Remember the weights as they are now, for the connections that pruning will free."""
+        self.warm = {name: weight.clone() for name, weight in self.weights().items()}
+
+    @torch.no_grad()
+    def protect(self) -> None:
+        """Put back, after an optimizer step, every weight that may not move.
+
+        Weight decay and momentum move weights whose gradient is zero, so masking gradients is not enough.
+        """
+        for weight, trainable, kept in self._guard:
+            torch.where(trainable, weight, kept, out=weight)
+
+    @torch.no_grad()
+    def restore(self, masks: Masks, values: Mapping[str, Tensor], warm: dict[str, Tensor] | None) -> None:
+        """Take up a draft where it was left: `values` are those of every tensor of the model, by name."""
+        self.masks = masks
+        self.warm = warm
+        for name, value in named_tensors(self.model).items():
+            value.copy_(values[name])
+        self._set_guard()
+
+    def _set_guard(self) -> None:
+        """List the weights that have something to protect, with what may move and what to put back."""
+        self._guard: list[tuple[Tensor, Tensor, Tensor]] = []
+        for name, weight in self.weights().items():
+            trainable = self.masks[name] & ~self._taken[name]
+            if not trainable.all():
+                self._guard.append((weight, trainable, weight.clone()))

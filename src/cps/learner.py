@@ -1,0 +1,328 @@
+"""The learner: Algorithms 1 and 2 of the paper."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from cps.augmentation import Augmentation
+from cps.checkpoint import Checkpoint, Position
+from cps.data import ClassName, Examples, ImageBatches, Normalize, as_examples, as_images, as_pixels
+from cps.draft import Draft
+from cps.evidence import Evidence
+from cps.modelfile import fill, read_model, write_model
+from cps.network import Fingerprint, SharedNetwork
+from cps.plain import encode, unknown_in
+from cps.probe import count_features
+from cps.pruning import NNrelief, Pruner
+from cps.scenario import Task
+from cps.seeds import generator
+from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
+from cps.settings import Adam, Steps, Training
+from cps.storage import digest
+from cps.subnetwork import Subnetwork, local_labels
+from cps.training import Epoch, fit, make_fabric
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+log = logging.getLogger(__name__)
+
+HEAD, PRUNE, FIT = range(3)  # what a seed is for
+SETTINGS = (
+    "pruner", "rounds", "train", "retrain", "selectors", "augment", "normalize", "prune_images", "seed"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where learning stands after an epoch: task and phase from 0 (phase 0 is dense, then one per round)."""
+
+    task: int
+    phase: int
+    phases: int
+    epoch: int
+    epochs: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The class of each image, the task it was found in, and the class's softmax share in that task."""
+
+    classes: list[ClassName]
+    tasks: Tensor
+    confidence: Tensor
+
+
+class Learner:
+    """One network that learns task after task, never forgets, and predicts without being told the task.
+
+    >>> import torch, cps
+    >>> backbone = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU())
+    >>> learner = cps.Learner(backbone, rounds=1, train=cps.Training(3), retrain=cps.Training(2))
+    >>> images = torch.randn(40, 8)
+    >>> _ = learner.learn(cps.Task(["cat", "dog"], train=(images, ["cat", "dog"] * 20)))
+    >>> _ = learner.learn(cps.Task([7, 9], train=(images + 5, [7, 9] * 20)))
+    >>> len(learner.predict(images).classes)
+    40
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        pruner: Pruner | None = None,
+        rounds: int = 3,
+        train: Training | None = None,
+        retrain: Training | None = None,
+        selectors: Sequence[Selector] = (MaxOutput(), ImportanceSignature()),
+        augment: Augmentation | None = None,
+        normalize: Normalize | None = None,
+        prune_images: int = 1000,
+        seed: int = 0,
+        fabric: "Fabric | None" = None,
+        workers: int = 0,
+        watch: Callable[[Progress], None] | None = None,
+    ):
+        """Wrap a copy of a backbone (images -> features).
+
+        `pruner` and `rounds`: how often, after dense training as `train` says, connections are pruned and
+        the rest retrained as `retrain` says; 0 rounds is CP&S-frozen. `selectors`: those to keep numbers
+        for; the first one predicts. `fabric`: where training runs; by default one device, the best there
+        is. `workers`: processes that read a torch `Dataset`. `watch` is called after every epoch.
+        """
+        if rounds < 0:
+            raise ValueError(f"rounds must not be negative, got {rounds}")
+        if not selectors:
+            raise ValueError("at least one selector is needed to predict")
+        self.pruner: Pruner = pruner or NNrelief()
+        self.rounds = rounds
+        self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
+        self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
+        self.selectors = tuple(selectors)
+        self.augment = augment
+        self.normalize = normalize
+        self.prune_images = prune_images
+        self.seed = seed
+        self.fabric = fabric or make_fabric()
+        self.workers = workers
+        self.watch = watch
+        self.network = SharedNetwork(backbone, normalize=normalize)
+        self.network.to(self.fabric.device)
+
+    def learn(self, task: Task, *, checkpoint: str | Path | None = None) -> Subnetwork:
+        """Learn a task: Algorithm 1. If anything goes wrong, the learner is as it was before.
+
+        With a `checkpoint`, the state is saved there after each epoch, and a call that finds one goes on
+        from it; delete it once the learned model is saved.
+        """
+        examples = self._examples(task)
+        draft = self._grow(task, examples)
+        saver = self._saver(task, examples, checkpoint)
+        start, optimizer_state = (saver and saver.load(draft)) or (Position(0, 0), None)
+        for phase in range(start.phase, self.rounds + 1):
+            self._fit(draft, examples, phase, saver, start.epoch, optimizer_state)
+            start, optimizer_state = Position(0, 0), None
+            if phase == 0:
+                draft.keep_warm()
+            if phase < self.rounds:
+                masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
+                draft.narrow(self.fabric.broadcast(masks))
+        subnetwork = self.network.seal(draft)
+        self._observe(subnetwork, examples)
+        return subnetwork
+
+    def predict(
+        self,
+        images: Any,
+        *,
+        task: int | None = None,
+        group_size: int = 1,
+        selector: Selector | None = None,
+    ) -> Prediction:
+        """Predict classes: Algorithm 2. Nobody says which task the images are from, unless `task` does.
+
+        With `group_size` above 1, every so many consecutive images are assumed to share a task.
+        """
+        evidence = self.evidence(images)
+        if task is not None:
+            self._check_task(task)
+            tasks = torch.full((len(evidence[task].logits),), task, device=self.network.device)
+            return self._classify(evidence, tasks)
+        selector = selector or self.selectors[0]
+        groups = consecutive_groups(len(evidence[0].logits), group_size, self.network.device)
+        return self._classify(evidence, select(selector, evidence, self.network.statistics(selector.name), groups))
+
+    def evidence(self, images: Any) -> Evidence:
+        """Return features and logits of every subnetwork for the images, each computed when asked for."""
+        if not self.network.subnetworks:
+            raise RuntimeError("nothing has been learned yet; call learn(task) first")
+        tensor = as_images(images)
+        self._check_shape(tuple(tensor.shape[1:]))
+        return self.network.evidence(tensor.split(256))
+
+    def fingerprint(self, task: int) -> Fingerprint:
+        """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
+        self._check_task(task)
+        return self.network.fingerprint(task)
+
+    def save(self, path: str | Path) -> None:
+        """Write the model file; an old file stays whole until the new one is complete on the disk."""
+        if self.fabric.is_global_zero:
+            write_model(path, self.network, self._settings())
+        self.fabric.barrier()
+
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in SETTINGS}
+
+    def _examples(self, task: Task) -> Examples:
+        """Return the task's training examples; refuse what cannot be learned."""
+        classes = task.classes
+        if len(set(classes)) != len(classes):
+            raise ValueError(f"the task names a class twice: {list(classes)}")
+        if len(classes) < 2:
+            raise ValueError(
+                f"the task has {len(classes)} class(es); a head needs at least two to tell apart, so learn "
+                "this class together with another one"
+            )
+        for index, subnetwork in enumerate(self.network.subnetworks):
+            known = set(classes) & set(subnetwork.classes)
+            if known:
+                raise ValueError(f"class {min(known, key=str)!r} was learned already, in task {index}")
+        examples = as_examples(task.train, partial(local_labels, classes), workers=self.workers)
+        labels = examples.labels()
+        if labels is not None:
+            counts = torch.bincount(labels, minlength=len(classes))
+            if (counts == 0).any():
+                raise ValueError(f"class {classes[int(counts.argmin())]!r} has no training image")
+        return examples
+
+    def _grow(self, task: Task, examples: Examples) -> Draft:
+        """Start the task's subnetwork, once two of its images have passed the backbone."""
+        images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
+        shape = tuple(images.shape[1:])
+        self._check_shape(shape)
+        backbone, names = self.network.backbone, self.network.parts.shared
+        features = count_features(backbone, names, self._prepare(images.to(self.network.device)))
+        index = len(self.network.subnetworks)
+        draft = self.network.grow(task.classes, features, generator(self.seed, index, HEAD))
+        self.network.input_shape = self.network.input_shape or shape
+        return draft
+
+    def _saver(self, task: Task, examples: Examples, path: str | Path | None) -> Checkpoint | None:
+        if path is None:
+            return None
+        labels = examples.labels()
+        identity = {
+            "task": len(self.network.subnetworks),
+            "classes": list(task.classes),
+            "images": len(examples),
+            "labels": None if labels is None else digest({"labels": labels}),
+            "settings": {name: encode(value) for name, value in self._settings().items()},
+            "earlier tasks": digest(self.network.weights),
+            "processes": self.fabric.world_size,
+        }
+        return Checkpoint(Path(path), identity)
+
+    def _fit(
+        self,
+        draft: Draft,
+        examples: Examples,
+        phase: int,
+        saver: Checkpoint | None,
+        start: int,
+        optimizer_state: dict[str, Any] | None,
+    ) -> None:
+        """Train what may move of a draft; after each epoch save it and tell whoever watches."""
+        index = len(self.network.subnetworks)
+        training = self.train if phase == 0 else self.retrain
+
+        def after_epoch(epoch: Epoch) -> None:
+            if saver is not None and self.fabric.is_global_zero:
+                saver.save(draft, epoch.optimizer, Position(phase, epoch.done), last=epoch.done == training.epochs)
+            if self.watch is not None:
+                at = Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss)
+                self.watch(at)
+
+        fit(
+            draft.model,
+            examples,
+            training,
+            fabric=self.fabric,
+            seed=(self.seed, index, FIT, phase),
+            prepare=self._prepare,
+            augment=self.augment,
+            after_step=draft.protect,
+            after_epoch=after_epoch,
+            start=start,
+            optimizer_state=optimizer_state,
+        )
+
+    def _pruning_batches(self, examples: Examples) -> list[Tensor]:
+        """Return the pixels of some training images, drawn once for the task."""
+        draws = generator(self.seed, len(self.network.subnetworks), PRUNE)
+        chosen = torch.randperm(len(examples), generator=draws)[: self.prune_images]
+        order = chosen.split(self.train.batch_size)
+        return [self._prepare(images.to(self.network.device)) for images, _ in examples.batches(order)]
+
+    def _observe(self, subnetwork: Subnetwork, examples: Examples) -> None:
+        """Let every selector keep its numbers about the new task."""
+        evidence = self.network.evidence(ImageBatches(examples))
+        labels = examples.labels()
+        if labels is None:
+            order = torch.arange(len(examples)).split(256)
+            labels = torch.cat([labels for _, labels in examples.batches(order)])
+        for selector in self.selectors:
+            kept = selector.observe(subnetwork, evidence, labels.to(self.network.device))
+            subnetwork.statistics[selector.name] = self.fabric.broadcast(kept)
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        return as_pixels(images, self.normalize)
+
+    def _classify(self, evidence: Evidence, tasks: Tensor) -> Prediction:
+        """Let the selected subnetwork of each image name its class."""
+        classes: list[ClassName] = [""] * len(tasks)
+        confidence = torch.zeros(len(tasks))
+        for task in tasks.unique().tolist():
+            mine = (tasks == task).nonzero()[:, 0]
+            share, output = evidence[task].logits[mine].softmax(dim=1).max(dim=1)
+            confidence[mine.cpu()] = share.cpu()
+            names = self.network.subnetworks[task].names(output)
+            for index, name in zip(mine.tolist(), names, strict=True):
+                classes[index] = name
+        return Prediction(classes, tasks.cpu(), confidence)
+
+    def _check_task(self, task: int) -> None:
+        known = len(self.network.subnetworks)
+        if not 0 <= task < known:
+            raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+
+    def _check_shape(self, shape: tuple[int, ...]) -> None:
+        expected = self.network.input_shape
+        if expected is not None and (len(shape) != len(expected) or shape[0] != expected[0]):
+            raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}")
+
+
+def load(path: str | Path, backbone: nn.Module, **settings: Any) -> Learner:
+    """Return the learner in a model file, ready to predict and to learn more.
+
+    `backbone` is a module of the architecture it was learned with; its values do not matter. Settings are
+    those of the file unless given; one that a file cannot hold, such as a pruner of your own, must be given.
+    """
+    header, tensors = read_model(path)
+    settings = {**{name: header["settings"].get(name) for name in SETTINGS}, **settings}
+    for name, value in settings.items():
+        lost = unknown_in(value)
+        if lost:
+            raise ValueError(f"'{path}' was learned with {name} {lost[0]}; pass {name}=... to load it")
+    learner = Learner(backbone, **settings)
+    learner.network.to(torch.device("cpu"))
+    fill(learner.network, path, header, tensors)
+    learner.network.to(learner.fabric.device)
+    return learner

@@ -1,0 +1,43 @@
+"""The metrics of the paper, as functions of the accuracy matrix.
+
+`accuracy[after, on]` is the accuracy on task `on` after `after` was learned; entries above the diagonal
+(`on > after`) are NaN. Values are percentages wherever the matrix holds percentages.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+
+def average_accuracy(accuracy: Matrix) -> float:
+    """Return ACC: the mean over all tasks after the last was learned."""
+    return float(accuracy[-1].mean())
+
+
+def backward_transfer(accuracy: Matrix) -> float:
+    """Return BWT with the paper's sign: how much was forgotten, so positive is bad; 0 for a single task."""
+    if len(accuracy) == 1:
+        return 0.0
+    learned = np.diagonal(accuracy)[:-1]
+    return float((learned - accuracy[-1, :-1]).mean())
+
+
+def average_incremental_accuracy(accuracy: Matrix) -> float:
+    """Return AIA: the mean of ACC over the whole sequence of tasks."""
+    return float(np.mean([row[: after + 1].mean() for after, row in enumerate(accuracy)]))
+
+
+def history(accuracy: Matrix) -> list[float]:
+    """Return ACC after each task, as the paper's accuracy curves show it."""
+    return [float(row[: after + 1].mean()) for after, row in enumerate(accuracy)]
+
+
+def summary(accuracy: Matrix) -> dict[str, object]:
+    """Return the metrics and the matrix itself as plain data for `results.json`."""
+    return {
+        "ACC": average_accuracy(accuracy),
+        "BWT": backward_transfer(accuracy),
+        "AIA": average_incremental_accuracy(accuracy),
+        "accuracy": [[None if np.isnan(value) else float(value) for value in row] for row in accuracy],
+    }

@@ -1,0 +1,156 @@
+"""The model file: a shared network, its subnetworks and the settings it was learned with, in one file.
+
+docs/file-format.md describes it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cps import storage
+from cps.masks import Masks, full_masks, is_subset, mask_shape, pack, union, unpack
+from cps.network import SharedNetwork
+from cps.plain import decode, encode
+from cps.storage import FileError
+from cps.subnetwork import Subnetwork
+
+def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
+    """Write the network and the learner's settings to a model file."""
+    tensors = {f"weight/{name}": value for name, value in network.weights.items()}
+    tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
+    tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
+    for index, subnetwork in enumerate(network.subnetworks):
+        tensors |= {f"task/{index}/{name}": value for name, value in _parts_of(subnetwork).items()}
+    header = {
+        "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
+        "statistics": [
+            {name: sorted(kept) for name, kept in subnetwork.statistics.items()}
+            for subnetwork in network.subnetworks
+        ],
+        "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
+        "input_shape": list(network.input_shape or ()),
+        "settings": {name: encode(value) for name, value in learner_settings.items()},
+        "fingerprints": [network.fingerprint(task).tensors for task in range(len(network.subnetworks))],
+    }
+    storage.write(path, "model", header, tensors)
+
+
+def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header of a model file, its settings decoded, and its tensors."""
+    header, tensors = storage.read(path, "model")
+    _check_header(path, header)
+    try:
+        header["settings"] = {name: decode(value) for name, value in header["settings"].items()}
+    except ValueError as error:
+        raise FileError(f"'{path}' has a {error}") from None
+    return header, tensors
+
+
+def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Give a new network the weights and subnetworks of a model file, checking every tensor."""
+    reader = _Reader(path, tensors)
+    weights = {name: reader.take(f"weight/{name}", like=value) for name, value in network.weights.items()}
+    initial = {name: reader.take(f"initial/{name}", like=value) for name, value in network.initial.items()}
+    taken = reader.masks("taken", weights)
+    subnetworks = []
+    for index, names in enumerate(header["classes"]):
+        number, features = len(names), header["features"][index]
+        head = {
+            "weight": reader.take(f"task/{index}/head/weight", like=torch.empty(number, features)),
+            "bias": reader.take(f"task/{index}/head/bias", like=torch.empty(number)),
+        }
+        private = {n: reader.take(f"task/{index}/private/{n}", like=v) for n, v in initial.items()}
+        statistics = {
+            selector: {key: reader.take(f"task/{index}/statistics/{selector}/{key}") for key in keys}
+            for selector, keys in header["statistics"][index].items()
+        }
+        masks = reader.masks(f"task/{index}/mask", weights)
+        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics))
+    reader.refuse_leftovers()
+    together = full_masks(weights, on=False)
+    for subnetwork in subnetworks:
+        together = union(together, subnetwork.masks)
+    if not is_subset(together, taken):
+        raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
+    network.weights, network.initial, network.taken = weights, initial, taken
+    network.subnetworks = subnetworks
+    network.input_shape = tuple(header["input_shape"]) or None
+    for task, expected in enumerate(header["fingerprints"]):
+        if network.subnetworks and network.fingerprint(task).tensors != expected:
+            raise FileError(f"'{path}' is inconsistent: task {task} is not the subnetwork that was sealed")
+
+
+def _parts_of(subnetwork: Subnetwork) -> dict[str, Tensor]:
+    parts = {f"mask/{name}": pack(mask) for name, mask in subnetwork.masks.items()}
+    parts |= {f"private/{name}": value for name, value in subnetwork.private.items()}
+    parts |= {f"head/{name}": value for name, value in subnetwork.head.items()}
+    for selector, kept in subnetwork.statistics.items():
+        parts |= {f"statistics/{selector}/{key}": value for key, value in kept.items()}
+    return parts
+
+
+class _Reader:
+    """Takes tensors out of a file one by one, each checked, and knows what is left over."""
+
+    def __init__(self, path: str | Path, tensors: dict[str, Tensor]):
+        self.path = path
+        self.rest = dict(tensors)
+
+    def take(self, name: str, like: Tensor | None = None) -> Tensor:
+        value = self.rest.pop(name, None)
+        if value is None:
+            raise FileError(f"'{self.path}' does not fit this backbone: tensor '{name}' is missing")
+        if like is not None and (value.shape != like.shape or value.dtype != like.dtype):
+            raise FileError(
+                f"'{self.path}' does not fit this backbone: tensor '{name}' is {_described(value)}, "
+                f"expected {_described(like)}"
+            )
+        return value
+
+    def masks(self, prefix: str, weights: Mapping[str, Tensor]) -> Masks:
+        masks = {}
+        for name, weight in weights.items():
+            shape = mask_shape(weight.shape)
+            bits = torch.Size(shape).numel()
+            packed = self.take(f"{prefix}/{name}", like=torch.empty((bits + 7) // 8, dtype=torch.uint8))
+            masks[name] = unpack(packed, shape)
+        return masks
+
+    def refuse_leftovers(self) -> None:
+        if self.rest:
+            raise FileError(
+                f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'"
+            )
+
+
+def _described(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+def _check_header(path: str | Path, header: dict[str, Any]) -> None:
+    """Refuse a header whose parts have the wrong form."""
+    lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints")]
+    well_formed = (
+        all(isinstance(part, list) and len(part) == len(lists[0] or []) for part in lists)
+        and all(_all_are((str, int), names) for names in header["classes"])
+        and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
+        and _all_are(int, header["features"], header.get("input_shape"))
+        and _all_are(str, header["fingerprints"])
+        and isinstance(header.get("settings"), dict)
+        and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
+    )
+    if not well_formed:
+        raise FileError(f"'{path}' has a damaged header")
+    names = [name for group in header["classes"] for name in group]
+    if len(set(names)) != len(names) or not all(header["classes"]):
+        raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has none")
+
+
+def _all_are(kinds: Any, *lists: Any) -> bool:
+    return all(
+        isinstance(items, list) and all(isinstance(i, kinds) and not isinstance(i, bool) for i in items)
+        for items in lists
+    )

@@ -1,0 +1,182 @@
+"""The shared network and its subnetworks."""
+
+import copy
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from cps.data import ClassName, Normalize, as_pixels
+from cps.draft import Draft
+from cps.evidence import Evidence, Outputs
+from cps.masks import full_masks, share_on, union, weights_on
+from cps.partition import Parts, named_tensors, partition
+from cps.storage import digest
+from cps.subnetwork import Subnetwork
+
+FREE_SHARE = 0.05  # a layer with less than this free is worth a warning
+
+
+class CapacityError(RuntimeError):
+    """Nothing is left that a new task could learn with."""
+
+
+class CapacityWarning(UserWarning):
+    """Some layers have hardly any free weights left."""
+
+
+class Fingerprint(NamedTuple):
+    """Digests of a sealed subnetwork: of its tensors (everywhere the same) and of its outputs on fixed
+    inputs (the same on the same hardware and software)."""  # noqa: D205, D209
+
+    tensors: str
+    outputs: str
+
+
+class SharedNetwork:
+    """One backbone whose weights all tasks share, and the sealed subnetworks in it.
+
+    The backbone is copied. `weights` are the shared values, `taken` the connections that belong to sealed
+    subnetworks: those never change again. A frozen weight of the user's counts as taken from the start.
+    """
+
+    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
+        self.backbone = copy.deepcopy(backbone)
+        self.parts: Parts = partition(self.backbone)
+        self.normalize = normalize
+        tensors = named_tensors(self.backbone)
+        self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
+        self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
+        self.taken = full_masks(self.weights, on=False)
+        for name in self.parts.shared:
+            if not tensors[name].requires_grad:
+                self.taken[name].fill_(True)
+        self.subnetworks: list[Subnetwork] = []
+        self.input_shape: tuple[int, ...] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the network is on."""
+        return next(iter(self.weights.values())).device
+
+    def to(self, device: torch.device) -> None:
+        """Move everything to a device."""
+        self.backbone.to(device)
+        for tensors in (self.weights, self.initial, self.taken):
+            _move(tensors, device)
+        for subnetwork in self.subnetworks:
+            for tensors in (subnetwork.masks, subnetwork.private, subnetwork.head):
+                _move(tensors, device)
+            for statistics in subnetwork.statistics.values():
+                _move(statistics, device)
+
+    def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
+        """Start the subnetwork of a new task, with every connection on and a fresh head."""
+        self._check_capacity()
+        head = nn.Linear(features, len(classes))
+        with torch.no_grad():
+            for parameter in head.parameters():
+                parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
+        return Draft(
+            self.backbone,
+            head.to(self.device),
+            self.parts,
+            classes=classes,
+            weights=self.weights,
+            taken=self.taken,
+            private=self.initial,
+        )
+
+    @torch.no_grad()
+    def seal(self, draft: Draft) -> Subnetwork:
+        """Finish a draft: its weights are taken, and nothing of it ever changes again."""
+        live, warm = draft.weights(), draft.warm or draft.weights()
+        for name, weight in self.weights.items():
+            own = draft.masks[name] & ~self.taken[name]
+            free = torch.where(self.taken[name], weight, warm[name])
+            self.weights[name] = torch.where(own, live[name], free)
+        self.taken = union(self.taken, draft.masks)
+        head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
+        private = {name: value.clone() for name, value in draft.private().items()}
+        self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head))
+        return self.subnetworks[-1]
+
+    def tensors_of(self, task: int) -> dict[str, Tensor]:
+        """Return the tensors that turn the backbone into that task's: masked weights and private parts."""
+        subnetwork = self.subnetworks[task]
+        zero = torch.zeros((), device=self.device)
+        masked = {
+            # Not a product: -1 * 0 is a negative zero, whose sign could change when a free weight does.
+            name: torch.where(subnetwork.masks[name], weight, zero.to(weight.dtype))
+            for name, weight in self.weights.items()
+        }
+        return {**masked, **subnetwork.private}
+
+    @torch.no_grad()
+    def outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
+        """Return what one subnetwork says about batches of images."""
+        self.backbone.eval()
+        tensors, head = self.tensors_of(task), self.subnetworks[task].head
+        features = []
+        for batch in batches:
+            pixels = as_pixels(batch.to(self.device), self.normalize)
+            features.append(functional_call(self.backbone, tensors, (pixels,)).float())
+        joined = torch.cat(features)
+        return Outputs(joined, F.linear(joined, head["weight"], head["bias"]))
+
+    def evidence(self, batches: Iterable[Tensor]) -> Evidence:
+        """Return the outputs of every subnetwork for batches of images, which are read once for each."""
+        return Evidence(lambda task: self.outputs(batches, task), len(self.subnetworks))
+
+    def statistics(self, selector: str) -> list[dict[str, Tensor]]:
+        """Return what the selector of that name keeps about each task."""
+        return [subnetwork.statistics.get(selector, {}) for subnetwork in self.subnetworks]
+
+    def density(self, task: int) -> float:
+        """Return the share of all shared weights that a task's subnetwork uses."""
+        return share_on(self.subnetworks[task].masks, self.weights)
+
+    def free(self) -> dict[str, float]:
+        """Return, for each shared weight, the share that no subnetwork has taken."""
+        return {name: 1 - weights_on(self.taken[name], w) / w.numel() for name, w in self.weights.items()}
+
+    def fingerprint(self, task: int) -> Fingerprint:
+        """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
+        subnetwork = self.subnetworks[task]
+        masks = {f"mask {name}": mask for name, mask in subnetwork.masks.items()}
+        head = {f"head {name}": value for name, value in subnetwork.head.items()}
+        tensors = digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes))
+        assert self.input_shape is not None
+        fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
+        return Fingerprint(tensors, digest(self.outputs([fixed], task)._asdict()))
+
+    def _check_capacity(self) -> None:
+        """Warn when layers have hardly any free weights; raise when a task could learn nothing at all."""
+        free = self.free()
+        short = sorted((share, name) for name, share in free.items() if share < FREE_SHARE)
+        if not short or not self.subnetworks:
+            return
+        figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
+        if max(free.values()) == 0:
+            private = named_tensors(self.backbone)
+            if not any(private[name].requires_grad for name in self.parts.private):
+                raise CapacityError(
+                    f"task {len(self.subnetworks)} found no free weights (100% taken by "
+                    f"{len(self.subnetworks)} subnetworks); use a wider backbone or a smaller alpha"
+                )
+        warnings.warn(
+            f"task {len(self.subnetworks)}: {len(short)} of {len(free)} layers have less than "
+            f"{FREE_SHARE:.0%} free weights ({figures}); it reuses sealed weights there and learns with the "
+            "rest; use a wider backbone or a smaller alpha for more room",
+            CapacityWarning,
+            stacklevel=4,
+        )
+
+
+def _move(tensors: dict[str, Tensor], device: torch.device) -> None:
+    for name, value in tensors.items():
+        tensors[name] = value.to(device)

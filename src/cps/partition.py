@@ -1,0 +1,89 @@
+"""What of a backbone is shared between tasks, and what each task has for itself.
+
+Shared: the weights of `Conv2d` and `Linear` layers; they are masked, pruned and taken. Private, one small
+copy per task: everything else (norm layers with their statistics, biases, embeddings, other parameters).
+"""
+
+import warnings
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.jit import ScriptModule
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils import parametrize
+
+PRIVATE_SHARE = 0.25  # more private than this, of all weights, is worth a warning
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Names of a backbone's tensors: `shared` weights and the `private` rest (parameters and buffers)."""
+
+    shared: tuple[str, ...]
+    private: tuple[str, ...]
+
+
+def partition(backbone: nn.Module) -> Parts:
+    """Sort a backbone's parameters and buffers into shared and private; refuse what cannot be handled."""
+    _refuse_what_cannot_be_masked(backbone)
+    shared = tuple(f"{layer}.weight".lstrip(".") for layer in _maskable_layers(backbone))
+    if not shared:
+        raise ValueError("the backbone has no Conv2d or Linear layer, so there are no weights to share")
+    tensors = named_tensors(backbone)
+    private = tuple(name for name in tensors if name not in set(shared))
+    _warn_of_large_private_parts(tensors, shared, private)
+    return Parts(shared, private)
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return all parameters and buffers of a module by name, the live tensors themselves."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _maskable_layers(backbone: nn.Module) -> list[str]:
+    # Attention uses the weights of its output projection without calling the layer, so no one can see
+    # the signal that enters it: it stays private, as the other weights of the attention do.
+    inside_attention = {
+        child
+        for module in backbone.modules()
+        if isinstance(module, nn.MultiheadAttention)
+        for child in module.modules()
+    }
+    return [
+        name
+        for name, module in backbone.named_modules()
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and module not in inside_attention
+    ]
+
+
+def _refuse_what_cannot_be_masked(backbone: nn.Module) -> None:
+    for name, module in backbone.named_modules():
+        if isinstance(module, ScriptModule):
+            raise ValueError(f"layer '{name}' is compiled TorchScript; pass the plain nn.Module")
+        weight = getattr(module, "weight", None)
+        computed = isinstance(module, (nn.Conv2d, nn.Linear)) and not isinstance(weight, nn.Parameter)
+        if parametrize.is_parametrized(module) or computed:
+            raise ValueError(f"layer '{name}' computes its weight (a parametrization); remove that first")
+    owner: dict[int, str] = {}
+    for name, parameter in backbone.named_parameters(remove_duplicate=False):
+        if isinstance(parameter, UninitializedParameter):
+            raise ValueError(f"'{name}' is lazy; run the backbone once on an image before you pass it")
+        if not parameter.is_floating_point():
+            raise ValueError(f"'{name}' has dtype {parameter.dtype}; only real floating point can be learned")
+        if id(parameter) in owner:
+            raise ValueError(f"'{owner[id(parameter)]}' and '{name}' are one tied weight; give each its own")
+        owner[id(parameter)] = name
+
+
+def _warn_of_large_private_parts(
+    tensors: dict[str, Tensor], shared: tuple[str, ...], private: tuple[str, ...]
+) -> None:
+    sizes = {name: tensors[name].numel() for name in private}
+    of_all = sum(sizes.values()) + sum(tensors[name].numel() for name in shared)
+    if sum(sizes.values()) > PRIVATE_SHARE * of_all:
+        largest = max(sizes, key=sizes.__getitem__)
+        warnings.warn(
+            f"{sum(sizes.values()):,} of the backbone's {of_all:,} weights are in layers without masks (the "
+            f"largest: '{largest}', {sizes[largest]:,}); every task keeps its own copy of those",
+            stacklevel=4,
+        )

@@ -1,0 +1,72 @@
+"""Settings as plain data: what a model file may hold of how a model was learned.
+
+The list of types is closed: those that are marked with `@setting` in the running program. A file can name no
+others, and nothing that a file names is imported.
+"""
+
+import dataclasses
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=type)
+
+_TYPES: dict[str, type] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """A setting that a file could not hold; `was` is how it printed."""
+
+    was: str
+
+
+def setting(kind: Kind) -> Kind:
+    """Mark a frozen dataclass as a setting that model files can hold, by the name of the class.
+
+    Use it on your own pruner, selector, optimizer, schedule or augmentation, to have `cps.load` restore it.
+    """
+    known = _TYPES.setdefault(kind.__name__, kind)
+    if known.__module__ != kind.__module__:
+        raise ValueError(f"there is a setting named {kind.__name__} already; give yours another name")
+    _TYPES[kind.__name__] = kind
+    return kind
+
+
+def encode(value: Any) -> Any:
+    """Return a setting as plain JSON data; what is no setting becomes a note of what it was."""
+    if isinstance(value, (bool, int, float, str)) or value is None:
+        return value
+    if isinstance(value, (tuple, list)):
+        return [encode(item) for item in value]
+    if _TYPES.get(type(value).__name__) is type(value):
+        fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    return {"type": None, "was": repr(value)[:200]}
+
+
+def decode(value: Any) -> Any:
+    """Return the setting that `encode` made plain, or `Unknown`; raise `ValueError` for a damaged one."""
+    if isinstance(value, list):
+        return tuple(decode(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") is None:
+        return Unknown(str(value.get("was")))
+    kind = _TYPES.get(value["type"]) if isinstance(value["type"], str) else None
+    if kind is None:
+        return Unknown(str(value["type"]))
+    fields = {name: decode(item) for name, item in value.items() if name != "type"}
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise ValueError(f"damaged setting {value['type']}: {error}") from None
+
+
+def unknown_in(value: Any) -> list[str]:
+    """Return what could not be restored of a decoded setting, as it printed."""
+    if isinstance(value, Unknown):
+        return [value.was]
+    if isinstance(value, tuple):
+        return [was for item in value for was in unknown_in(item)]
+    if dataclasses.is_dataclass(value):
+        return [was for f in dataclasses.fields(value) for was in unknown_in(getattr(value, f.name))]
+    return []

@@ -1,0 +1,153 @@
+"""Scenarios: a data set cut into tasks of new classes."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset
+
+from cps.data import ClassName, Data, known_labels, plain_labels
+
+
+@dataclass(frozen=True)
+class Task:
+    """New classes to learn at once, with their data.
+
+    `train`, `val` and `test` are torch `Dataset`s or pairs (images, labels). A label is one of `classes`,
+    or, where the classes are named by strings, may also be a position in `classes`. A task's index is its
+    place in the sequence of tasks a learner has learned, so it is not repeated here.
+    """
+
+    classes: Sequence[ClassName]
+    train: Data
+    val: Data | None = None
+    test: Data | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(plain_labels(self.classes)))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A sequence of tasks, and the order of classes it was cut from (a seed, "identity" or "given")."""
+
+    tasks: tuple[Task, ...]
+    order: str | int
+
+    def __len__(self) -> int:
+        return len(self.tasks)
+
+    def __getitem__(self, index: int) -> Task:
+        return self.tasks[index]
+
+    def __iter__(self) -> Iterator[Task]:
+        return iter(self.tasks)
+
+
+def split_by_class(
+    train: Data,
+    test: Data | None = None,
+    *,
+    sizes: int | Sequence[int],
+    order: int | Sequence[ClassName] | None = None,
+    validation: float = 0.0,
+    seed: int = 0,
+) -> Scenario:
+    """Cut a data set into tasks of new classes.
+
+    `sizes` is the number of classes in every task (the last may be smaller) or in each, as in
+    `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so 1993 means what it
+    means in papers), the order itself, or None for the sorted order. `validation` is the share of each
+    class's training images that is held out as `task.val`.
+    """
+    if not 0 <= validation < 1:
+        raise ValueError(f"validation is a share from 0 to below 1, got {validation}")
+    labels = _labels_of(train)
+    classes, name = _ordered(sorted(set(labels), key=_sort_key), order)
+    held_out = _hold_out(labels, classes, validation, seed)
+    tasks = []
+    for group in _groups(classes, sizes):
+        members = _positions(labels, group)
+        fit = [index for index in members if index not in held_out]
+        val = [index for index in members if index in held_out]
+        tasks.append(
+            Task(
+                group,
+                train=_subset(train, fit),
+                val=_subset(train, val) if val else None,
+                test=None if test is None else _subset(test, _positions(_labels_of(test), group)),
+            )
+        )
+    return Scenario(tuple(tasks), name)
+
+
+def class_order(classes: Sequence[ClassName], seed: int) -> list[ClassName]:
+    """Return the order that `np.random.seed(seed); np.random.permutation(n)` gives."""
+    return [classes[index] for index in np.random.RandomState(seed).permutation(len(classes))]
+
+
+def _ordered(
+    classes: list[ClassName], order: int | Sequence[ClassName] | None
+) -> tuple[list[ClassName], str | int]:
+    if order is None:
+        return classes, "identity"
+    if isinstance(order, int):
+        return class_order(classes, order), order
+    if sorted(order, key=_sort_key) != classes:
+        raise ValueError("the order must name every class of the training data exactly once")
+    return list(order), "given"
+
+
+def _groups(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tuple[ClassName, ...]]:
+    if isinstance(sizes, int):
+        if sizes < 1:
+            raise ValueError(f"a task needs at least one class, got sizes={sizes}")
+        sizes = [min(sizes, len(classes) - start) for start in range(0, len(classes), sizes)]
+    if sum(sizes) != len(classes) or min(sizes) < 1:
+        raise ValueError(f"the sizes {list(sizes)} do not add up to the {len(classes)} classes of the data")
+    start = 0
+    for size in sizes:
+        yield tuple(classes[start : start + size])
+        start += size
+
+
+def _hold_out(labels: list[ClassName], classes: Sequence[ClassName], share: float, seed: int) -> set[int]:
+    """Draw the indices held out for validation, `share` of each class."""
+    if share == 0:
+        return set()
+    generator = np.random.default_rng(seed)
+    held_out: set[int] = set()
+    for name in sorted(classes, key=_sort_key):
+        members = [index for index, label in enumerate(labels) if label == name]
+        number = min(max(1, round(share * len(members))), len(members) - 1)
+        held_out.update(generator.choice(members, size=number, replace=False).tolist())
+    return held_out
+
+
+def _labels_of(data: Data) -> list[ClassName]:
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return plain_labels(data[1])
+    if isinstance(data, Dataset):
+        known = known_labels(data)
+        return known if known is not None else plain_labels([item[1] for item in data])  # pyright: ignore
+    raise TypeError(f"expected a torch Dataset or a pair (images, labels), got {type(data).__name__}")
+
+
+def _positions(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[int]:
+    wanted = set(group)
+    return [index for index, label in enumerate(labels) if label in wanted]
+
+
+def _subset(data: Data, indices: list[int]) -> Any:
+    if isinstance(data, Dataset):
+        return Subset(data, indices)
+    images = data[0] if isinstance(data[0], Tensor) else torch.as_tensor(np.asarray(data[0]))
+    labels = plain_labels(data[1])
+    return images[torch.tensor(indices, dtype=torch.long)], [labels[index] for index in indices]
+
+
+def _sort_key(name: ClassName) -> tuple[bool, ClassName]:
+    return isinstance(name, str), name

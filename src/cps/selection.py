@@ -1,0 +1,147 @@
+"""Selectors: functions from the evidence of all subnetworks to a score for each task.
+
+A selector may keep numbers about a task (`observe`), computed from its training images when it is learned,
+never the images. Images come in groups that are assumed to share a task; a group of one assumes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cps.evidence import Evidence
+from cps.plain import setting
+from cps.subnetwork import Subnetwork
+
+Statistics = dict[str, Tensor]
+
+
+class Selector(Protocol):
+    """Anything that scores tasks. `name` is its key in results and model files."""
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        ...
+
+    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Return the numbers to keep about a task that has just been sealed.
+
+        `evidence` is that of every subnetwork so far on the task's training images; the new one is last.
+        """
+        ...
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return a score for each group and task, shape (groups, tasks); the highest wins.
+
+        `statistics[t]` is what `observe` returned for task t; `groups[i]` is the group of image i, from 0.
+        """
+        ...
+
+
+@setting
+@dataclass(frozen=True)
+class MaxOutput:
+    """The task whose head gives the largest output, averaged over the group (eq. 3)."""
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        return "MaxOutput"
+
+    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Keep nothing."""
+        return {}
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return the mean largest logit of each group and task."""
+        return torch.stack([_mean_by_group(outputs.logits.amax(1), groups) for outputs in evidence], dim=1)
+
+
+@setting
+@dataclass(frozen=True)
+class ImportanceSignature:
+    """The task whose head is excited most as it was in training (eqs. 7 and 8).
+
+    A signature is the signed mean of weight times feature over the head's connections. As the head is
+    sealed, the distance of two signatures is a weighted distance of mean features, so those are all that
+    is kept. `norm` is 2 as in the paper's text, or 1, divided by the number of connections, as in its code,
+    which makes heads of different sizes comparable.
+    """
+
+    norm: int = 2
+
+    def __post_init__(self) -> None:
+        if self.norm not in (1, 2):
+            raise ValueError(f"norm is 1 or 2, got {self.norm}")
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        return "ImportanceSignature" if self.norm == 2 else "ImportanceSignature-L1"
+
+    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Keep the mean feature vector, and how strongly the head weighs each feature."""
+        weight = subnetwork.head["weight"]  # (classes, features)
+        strength = weight.norm(p=self.norm, dim=0)
+        if self.norm == 1:
+            strength = strength / weight.numel()
+        return {"mean": evidence[-1].features.mean(dim=0), "strength": strength}
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return minus the distance between the signature of each group and that of each task."""
+        scores = []
+        for outputs, known in zip(evidence, statistics, strict=True):
+            change = _mean_by_group(outputs.features, groups) - known["mean"]  # (groups, features)
+            scores.append(-(change * known["strength"]).norm(p=self.norm, dim=1))
+        return torch.stack(scores, dim=1)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The true task, told from outside: the upper bound of every selector (task-IL)."""
+
+    task: int
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        return "Oracle"
+
+    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Keep nothing."""
+        return {}
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return 1 for the true task and 0 for all others."""
+        truth = torch.full((_number_of(groups),), self.task, device=groups.device)
+        return F.one_hot(truth, len(evidence)).float()
+
+
+def consecutive_groups(images: int, group_size: int, device: torch.device | None = None) -> Tensor:
+    """Return the group of each image when every `group_size` images in a row share a task."""
+    if group_size < 1:
+        raise ValueError(f"group_size must be at least 1, got {group_size}")
+    return torch.arange(images, device=device) // group_size
+
+
+def select(
+    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor
+) -> Tensor:
+    """Return the task of each image: the one that scores highest for its group."""
+    return selector(evidence, statistics, groups).argmax(dim=1)[groups]
+
+
+def _number_of(groups: Tensor) -> int:
+    return int(groups.max()) + 1
+
+
+def _mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
+    """Return the mean of the rows of each group, shape (groups, ...)."""
+    number = _number_of(groups)
+    sums = values.new_zeros(number, *values.shape[1:]).index_add_(0, groups, values)
+    sizes = torch.bincount(groups, minlength=number)
+    return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))

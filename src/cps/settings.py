@@ -1,0 +1,126 @@
+"""Settings of training as plain, frozen data that a model file can hold.
+
+An optimizer setting is a function from parameters to a `torch.optim.Optimizer`, and a schedule one from
+progress to a factor on the learning rate, so any function of that form serves in their place.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from cps.plain import setting
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+Schedule = Callable[[float, int], float]
+
+
+@setting
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent with momentum; `weight_decay` is an L2 term of the gradient."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer over these parameters."""
+        return torch.optim.SGD(
+            parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+        )
+
+
+@setting
+@dataclass(frozen=True)
+class Adam:
+    """Adam; `weight_decay` is an L2 term of the gradient, as in the paper's code."""
+
+    lr: float = 1e-2
+    weight_decay: float = 5e-4
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer over these parameters."""
+        return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+@setting
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay."""
+
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the optimizer over these parameters."""
+        return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+@setting
+@dataclass(frozen=True)
+class Constant:
+    """The learning rate stays as it is."""
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        """Return the factor on the learning rate at this (fractional) epoch."""
+        return 1.0
+
+
+@setting
+@dataclass(frozen=True)
+class Steps:
+    """The learning rate is multiplied by `factor` at each of the epochs `at`."""
+
+    at: tuple[int, ...]
+    factor: float = 0.1
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        """Return the factor on the learning rate at this (fractional) epoch."""
+        return self.factor ** sum(epoch >= drop for drop in self.at)
+
+
+@setting
+@dataclass(frozen=True)
+class Cosine:
+    """The learning rate falls to zero along half a cosine, after a linear rise over `warmup` epochs."""
+
+    warmup: float = 0.0
+
+    def __call__(self, epoch: float, epochs: int) -> float:
+        """Return the factor on the learning rate at this (fractional) epoch."""
+        if epoch < self.warmup:
+            return (epoch + 1e-3) / self.warmup
+        progress = (epoch - self.warmup) / max(epochs - self.warmup, 1e-9)
+        return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+@setting
+@dataclass(frozen=True)
+class Training:
+    """How one phase trains: `epochs` passes in batches, with an optimizer and a schedule."""
+
+    epochs: int
+    optimizer: MakeOptimizer = field(default_factory=Adam)
+    schedule: Schedule = field(default_factory=Constant)
+    batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0:
+            raise ValueError(f"epochs must not be negative, got {self.epochs}")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+
+
+def scaled(training: Training, scale: float) -> Training:
+    """Return the same training with `scale` times the epochs, drops of the learning rate included."""
+    schedule: Any = training.schedule
+    if isinstance(schedule, Steps):
+        schedule = Steps(tuple(max(1, round(drop * scale)) for drop in schedule.at), schedule.factor)
+    if isinstance(schedule, Cosine):
+        schedule = Cosine(schedule.warmup * scale)
+    epochs = max(1, round(training.epochs * scale)) if training.epochs else 0
+    return Training(epochs, training.optimizer, schedule, training.batch_size)

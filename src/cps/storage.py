@@ -1,0 +1,108 @@
+"""Files that survive: tensors and a plain header in the safetensors format, written whole or not at all.
+
+Every tensor and the header carry a SHA-256, so a damaged file is refused with the name of what is wrong.
+Nothing is ever unpickled or imported, so a hostile file can at worst be refused.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+VERSION = 1
+
+
+class FileError(ValueError):
+    """A file is damaged, hostile, of another kind or from a newer version."""
+
+
+def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write a file beside `path`, sync it to the disk, then put it in place of `path` in one step."""
+    path = Path(path)
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    digests = {name: digest({name: value}) for name, value in plain.items()}
+    text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
+    metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file(plain, partial, metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
+    _sync_folder(path.parent)
+
+
+def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header and the tensors of a file, each checked against its digest."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file '{path}'")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = _checked_header(path, kind, file.metadata() or {})
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, RuntimeError, OverflowError, UnicodeDecodeError) as error:
+        raise FileError(f"'{path}' is not a readable cps {kind} file, or is damaged: {error}") from None
+    digests = header.pop("digests", None)
+    if not isinstance(digests, dict) or set(digests) != set(tensors):
+        raise FileError(f"'{path}' is damaged: its list of tensors does not match its tensors")
+    for name, value in tensors.items():
+        if digest({name: value}) != digests[name]:
+            raise FileError(f"'{path}' is damaged: tensor '{name}' is not what was written")
+    return header, tensors
+
+
+def digest(tensors: Mapping[str, Tensor], extra: str = "") -> str:
+    """Return the SHA-256 of named tensors: names, types, shapes and every bit of the values."""
+    sha = hashlib.sha256(extra.encode())
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        sha.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
+
+
+def _checked_header(path: Path, kind: str, metadata: dict[str, str]) -> dict[str, Any]:
+    if metadata.get("format") != f"cps {kind}":
+        raise FileError(f"'{path}' is not a cps {kind} file (its format is {metadata.get('format')!r})")
+    version = metadata.get("version", "")
+    if version != str(VERSION):
+        hint = "update cps to read it" if version.isdecimal() and int(version) > VERSION else "it is damaged"
+        raise FileError(f"'{path}' has format version {version!r}, this cps reads {VERSION}: {hint}")
+    text = metadata.get("header", "")
+    if _sha(text) != metadata.get("digest"):
+        raise FileError(f"'{path}' is damaged: its header is not what was written")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"'{path}' has a header that is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise FileError(f"'{path}' has a header that is not an object")
+    return header
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

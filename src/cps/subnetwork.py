@@ -1,0 +1,48 @@
+"""A sealed subnetwork, and the only map between its head's outputs and the classes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cps.data import ClassName
+from cps.masks import Masks
+
+
+@dataclass(frozen=True)
+class Subnetwork:
+    """What belongs to one task: masks over the shared weights, private parts, head and classes.
+
+    `statistics` holds, by the name of a selector, the numbers that selector keeps about the task.
+    """
+
+    classes: tuple[ClassName, ...]
+    masks: Masks
+    private: dict[str, Tensor]
+    head: dict[str, Tensor]
+    statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+    def local(self, labels: Sequence[ClassName]) -> Tensor:
+        """Return the head's output index of each label."""
+        return local_labels(self.classes, labels)
+
+    def names(self, outputs: Tensor) -> list[ClassName]:
+        """Return the class of each index of the head's outputs."""
+        return [self.classes[index] for index in outputs.tolist()]
+
+
+def local_labels(classes: Sequence[ClassName], labels: Sequence[ClassName]) -> Tensor:
+    """Return the position in `classes` of each label; positions are accepted for classes named by strings."""
+    place = {name: index for index, name in enumerate(classes)}
+    if not any(isinstance(name, int) for name in classes):
+        place |= {index: index for index in range(len(classes))}
+    try:
+        return torch.tensor([place[label] for label in labels], dtype=torch.long)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"label {error} is not one of the task's classes {_shortened(classes)}") from None
+
+
+def _shortened(classes: Sequence[ClassName]) -> str:
+    names = ", ".join(repr(name) for name in classes[:6])
+    return f"({names}{', ...' if len(classes) > 6 else ''})"
