@@ -1,4 +1,4 @@
-"""Checkpoints: everything a task in the making needs to go on after a crash, as a safetensors file."""
+"""Checkpoints: everything that training needs to go on after a crash, as a safetensors file."""
 
 import logging
 import time
@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 
 from cps import storage
-from cps.draft import Draft
-from cps.masks import pack, unpack
-from cps.partition import named_tensors
 
 log = logging.getLogger(__name__)
 
@@ -21,77 +18,81 @@ BUSY_SHARE = 0.1  # writing checkpoints takes at most about this share of the ti
 
 
 class Position(NamedTuple):
-    """How far learning has come: the phase (0: dense, then one per round) and the epochs done in it."""
+    """How far training has come: the stage, from 0, and the epochs done in it."""
 
-    phase: int
+    stage: int
     epoch: int
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds."""
+
+    at: Position
+    tensors: dict[str, Tensor]
+    optimizer: dict[str, Any]
 
 
 @dataclass
 class Checkpoint:
-    """Where a draft is saved after each epoch.
+    """A file that is written after each epoch.
 
-    `identity` says what is being learned, from what and how; a file that says otherwise is refused. Where
-    epochs are so short that writing would take longer than a tenth of the time, some are skipped.
+    `identity` says what is being trained, on what and how; a file that says otherwise is refused. Where
+    epochs are so short that writing would take more than a tenth of the time, some are skipped.
     """
 
     path: Path
     identity: Mapping[str, Any]
     _free_at: float = field(default=0.0, init=False)
 
-    def save(self, draft: Draft, optimizer: torch.optim.Optimizer, at: Position, *, last: bool) -> None:
-        """Write the draft and its optimizer; the file holds the old state or the new, never a mixture."""
+    def save(
+        self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, at: Position, *, last: bool
+    ) -> None:
+        """Write the state; the file holds the old one or the new one, never a mixture."""
         began = time.monotonic()
         if began < self._free_at and not last:
             return
         state = optimizer.state_dict()
-        tensors = {f"value/{name}": value for name, value in named_tensors(draft.model).items()}
-        tensors |= {f"mask/{name}": pack(mask) for name, mask in draft.masks.items()}
-        tensors |= {f"warm/{name}": value for name, value in (draft.warm or {}).items()}
+        values = {f"value/{name}": value for name, value in tensors.items()}
         scalars: dict[str, dict[str, Any]] = {}
         for index, entries in state["state"].items():
             for key, value in entries.items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer/{index}/{key}"] = value
+                    values[f"optimizer/{index}/{key}"] = value
                 else:
                     scalars.setdefault(str(index), {})[key] = value
         header = {
             "identity": dict(self.identity),
-            "position": list(at),
+            "at": list(at),
             "groups": state["param_groups"],
             "scalars": scalars,
         }
-        storage.write(self.path, "checkpoint", header, tensors)
+        storage.write(self.path, "checkpoint", header, values)
         done = time.monotonic()
         self._free_at = done + (done - began) / BUSY_SHARE
 
-    def load(self, draft: Draft) -> tuple[Position, dict[str, Any]] | None:
-        """Restore the draft from the file; return where it stood and the optimizer's state, if there is one."""
+    def load(self) -> Saved | None:
+        """Return what the file holds; None if there is none, or only a damaged one or one of earlier work."""
         if not self.path.exists():
             return None
         try:
             header, tensors = storage.read(self.path, "checkpoint")
         except storage.FileError as error:
-            log.warning("%s; the task starts from its beginning", error)
+            log.warning("%s; training starts from its beginning", error)
             return None
-        if header["identity"] != dict(self.identity):
-            differing = [key for key, value in self.identity.items() if header["identity"].get(key) != value]
+        found, wanted = header["identity"], dict(self.identity)
+        if found.get("task", 0) < wanted.get("task", 0):
+            return None
+        if found != wanted:
+            differing = [key for key, value in wanted.items() if found.get(key) != value]
             raise ValueError(
                 f"the checkpoint '{self.path}' is of other work (it differs in: {', '.join(differing)}); "
-                "repeat the call that made it, or delete it to start the task again"
+                "repeat the call that made it, or delete it to start again"
             )
-        masks = {
-            name: unpack(tensors[f"mask/{name}"], mask.shape).to(mask.device)
-            for name, mask in draft.masks.items()
-        }
-        warm = {name: value.to(draft_device(draft)) for name, value in _under("warm/", tensors).items()}
-        draft.restore(masks, _under("value/", tensors), warm or None)
-        return Position(*header["position"]), _optimizer_state(header, tensors)
+        return Saved(Position(*header["at"]), _under("value/", tensors), _optimizer_state(header, tensors))
 
-
-def draft_device(draft: Draft) -> torch.device:
-    """Return the device a draft is on."""
-    return next(draft.model.parameters()).device
+    def remove(self) -> None:
+        """Delete the file, once what it led to is saved."""
+        self.path.unlink(missing_ok=True)
 
 
 def _optimizer_state(header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:

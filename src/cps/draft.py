@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.data import ClassName
-from cps.masks import Masks, full_masks, is_subset
+from cps.masks import Masks, full_masks, is_subset, pack, unpack
 from cps.partition import Parts, named_tensors
 
 
@@ -90,13 +90,23 @@ class Draft:
         for weight, trainable, kept in self._guard:
             torch.where(trainable, weight, kept, out=weight)
 
+    def state(self) -> dict[str, Tensor]:
+        """Return all that a checkpoint must hold of a draft."""
+        return {
+            **named_tensors(self.model),
+            **{f"mask/{name}": pack(mask) for name, mask in self.masks.items()},
+            **{f"warm/{name}": value for name, value in (self.warm or {}).items()},
+        }
+
     @torch.no_grad()
-    def restore(self, masks: Masks, values: Mapping[str, Tensor], warm: dict[str, Tensor] | None) -> None:
-        """Take up a draft where it was left: `values` are those of every tensor of the model, by name."""
-        self.masks = masks
-        self.warm = warm
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up a draft where `state` left it."""
         for name, value in named_tensors(self.model).items():
-            value.copy_(values[name])
+            value.copy_(state[name])
+        for name, mask in self.masks.items():
+            mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
+        warm = {name: state[f"warm/{name}"].to(w) for name, w in self.weights().items() if f"warm/{name}" in state}
+        self.warm = warm or None
         self._set_guard()
 
     def _set_guard(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
-from cps.checkpoint import Checkpoint, Position
+from cps.checkpoint import Checkpoint, Position, Saved
 from cps.data import ClassName, Examples, ImageBatches, Normalize, as_examples, as_images, as_pixels
 from cps.draft import Draft
 from cps.evidence import Evidence
@@ -125,10 +125,12 @@ class Learner:
         examples = self._examples(task)
         draft = self._grow(task, examples)
         saver = self._saver(task, examples, checkpoint)
-        start, optimizer_state = (saver and saver.load(draft)) or (Position(0, 0), None)
-        for phase in range(start.phase, self.rounds + 1):
-            self._fit(draft, examples, phase, saver, start.epoch, optimizer_state)
-            start, optimizer_state = Position(0, 0), None
+        saved = saver and saver.load()
+        if saved:
+            draft.restore(saved.tensors)
+        for phase in range(saved.at.stage if saved else 0, self.rounds + 1):
+            self._fit(draft, examples, phase, saver, saved)
+            saved = None
             if phase == 0:
                 draft.keep_warm()
             if phase < self.rounds:
@@ -236,8 +238,7 @@ class Learner:
         examples: Examples,
         phase: int,
         saver: Checkpoint | None,
-        start: int,
-        optimizer_state: dict[str, Any] | None,
+        saved: Saved | None,
     ) -> None:
         """Train what may move of a draft; after each epoch save it and tell whoever watches."""
         index = len(self.network.subnetworks)
@@ -245,10 +246,12 @@ class Learner:
 
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
-                saver.save(draft, epoch.optimizer, Position(phase, epoch.done), last=epoch.done == training.epochs)
+                at = Position(phase, epoch.done)
+                saver.save(draft.state(), epoch.optimizer, at, last=epoch.done == training.epochs)
             if self.watch is not None:
-                at = Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss)
-                self.watch(at)
+                self.watch(
+                    Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss)
+                )
 
         fit(
             draft.model,
@@ -260,8 +263,8 @@ class Learner:
             augment=self.augment,
             after_step=draft.protect,
             after_epoch=after_epoch,
-            start=start,
-            optimizer_state=optimizer_state,
+            start=saved.at.epoch if saved else 0,
+            optimizer_state=saved.optimizer if saved else None,
         )
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:

@@ -1,0 +1,5 @@
+"""`python -m cps` is the command `cps`."""
+
+from cps.cli import main
+
+main()

@@ -1,0 +1,136 @@
+"""The bounds every continual learner lies between: finetuning, which forgets, and joint training."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset
+
+from cps.augmentation import Augmentation
+from cps.checkpoint import Checkpoint, Position
+from cps.data import ClassName, Data, Examples, Normalize, as_examples, as_images, as_pixels
+from cps.draft import Classifier
+from cps.metrics import summary
+from cps.partition import named_tensors
+from cps.plain import encode
+from cps.scenario import Task
+from cps.seeds import seeded
+from cps.settings import Training
+from cps.subnetwork import local_labels
+from cps.training import Epoch, fit
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class Baseline:
+    """One classifier over all classes, trained without any care for what it learned before."""
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        tasks: Sequence[Task],
+        training: Training,
+        *,
+        fabric: "Fabric",
+        augment: Augmentation | None = None,
+        normalize: Normalize | None = None,
+        seed: int = 0,
+        workers: int = 0,
+        watch: Callable[[int, Epoch], None] | None = None,
+    ):
+        self.tasks = tasks
+        self.training = training
+        self.fabric = fabric
+        self.augment = augment
+        self.normalize = normalize
+        self.seed = seed
+        self.workers = workers
+        self.watch = watch
+        self.classes: list[ClassName] = [name for task in tasks for name in task.classes]
+        backbone = copy.deepcopy(backbone).to(fabric.device)
+        images, _ = next(self._examples(tasks[0].train).batches([torch.arange(2)]))
+        with torch.no_grad(), seeded(torch.device("cpu"), seed):
+            features = backbone.eval()(self._prepare(images.to(fabric.device))).shape[1]
+            self.model = Classifier(backbone, nn.Linear(features, len(self.classes)).to(fabric.device))
+
+    def finetuning(self, checkpoint: Path | None = None) -> dict[str, Any]:
+        """Train on one task after the other; return the class-IL metrics: how much is forgotten."""
+        stages = [self._examples(task.train) for task in self.tasks]
+        return summary(self._train(stages, "finetuning", checkpoint))
+
+    def joint(self, checkpoint: Path | None = None) -> dict[str, Any]:
+        """Train on all tasks at once, which no continual learner may; return the accuracy on each."""
+        rows = self._train([self._examples(_joined(self.tasks))], "joint", checkpoint)
+        return {"ACC": float(rows[0].mean()), "accuracy": [rows[0].tolist()]}
+
+    def _train(self, stages: list[Examples], name: str, path: Path | None) -> np.ndarray:
+        """Train on each stage in turn; return the accuracy (after stage, on task), NaN for unseen tasks."""
+        identity = {"baseline": name, "seed": self.seed, "training": encode(self.training)}
+        saver = None if path is None else Checkpoint(path, identity)
+        rows = np.full((len(stages), len(self.tasks)), np.nan)
+        saved = saver.load() if saver else None
+        if saved:
+            _restore(self.model, saved.tensors)
+            rows = saved.tensors["rows"].numpy().copy()
+        for stage in range(saved.at.stage if saved else 0, len(stages)):
+
+            def after_epoch(epoch: Epoch, stage: int = stage) -> None:
+                if saver is not None and self.fabric.is_global_zero:
+                    state = {**named_tensors(self.model), "rows": torch.from_numpy(rows)}
+                    last = epoch.done == self.training.epochs
+                    saver.save(state, epoch.optimizer, Position(stage, epoch.done), last=last)
+                if self.watch is not None:
+                    self.watch(stage, epoch)
+
+            fit(
+                self.model,
+                stages[stage],
+                self.training,
+                fabric=self.fabric,
+                seed=(self.seed, stage),
+                prepare=self._prepare,
+                augment=self.augment,
+                after_epoch=after_epoch,
+                start=saved.at.epoch if saved else 0,
+                optimizer_state=saved.optimizer if saved else None,
+            )
+            saved = None
+            for on in range(len(self.tasks) if len(stages) == 1 else stage + 1):
+                rows[stage, on] = self._accuracy(self.tasks[on])
+        return rows
+
+    @torch.no_grad()
+    def _accuracy(self, task: Task) -> float:
+        self.model.eval()
+        examples = self._examples(task.test)
+        right = 0
+        for images, labels in examples.batches(torch.arange(len(examples)).split(256)):
+            logits = self.model(self._prepare(images.to(self.fabric.device)))
+            right += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
+        return 100 * right / len(examples)
+
+    def _examples(self, data: Data) -> Examples:
+        return as_examples(data, partial(local_labels, self.classes), workers=self.workers)
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        return as_pixels(images, self.normalize)
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    for name, value in named_tensors(model).items():
+        value.copy_(tensors[name])
+
+
+def _joined(tasks: Sequence[Task]) -> Data:
+    """Return the training data of all tasks together."""
+    if isinstance(tasks[0].train, Dataset):
+        return ConcatDataset([task.train for task in tasks])
+    labels = [label for task in tasks for label in task.train[1]]
+    return torch.cat([as_images(task.train[0]) for task in tasks]), labels

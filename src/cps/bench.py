@@ -1,0 +1,224 @@
+"""Bench: run a recipe from start to end, or from where it stopped, and write what came out.
+
+A run's folder holds `model.cps` (after each task), `checkpoint.safetensors` (after each epoch),
+`results.json` and `report.html`.
+"""
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import cps
+from cps.baselines import Baseline
+from cps.evaluation import evaluate
+from cps.learner import Learner, load
+from cps.masks import times_used, weights_on
+from cps.network import SharedNetwork
+from cps.recipes import Recipe
+from cps.report import write_report
+from cps.scenario import Scenario
+from cps.seeds import seeded
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Watch = Callable[[str, int, int, int, int, float], None]
+"""Called after each epoch: what is trained, task, tasks, epochs done and to do in it, loss."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a recipe: where it writes, and what sets it apart from other runs."""
+
+    recipe: Recipe
+    out: Path
+    fabric: "Fabric"
+    seed: int = 0
+    order: int | None = None
+    group_sizes: Sequence[int] | None = None
+    data: Path | None = None
+    bounds: bool = True
+    workers: int = 0
+    watch: Watch | None = None
+
+    def start(self) -> dict[str, Any]:
+        """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
+        scenario = self.recipe.scenario(self.data, self.order)
+        self._claim_folder(scenario)
+        learner = self._learn(scenario)
+        began = time.monotonic()
+        sizes = self.group_sizes or self.recipe.group_sizes
+        measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
+        seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
+        results = {
+            "recipe": self.recipe.name,
+            "order": scenario.order,
+            "seed": self.seed,
+            "device": describe_device(self.fabric),
+            "versions": versions(),
+            "seconds": seconds,
+            "classes_per_task": [len(task.classes) for task in scenario],
+            **measured,
+            "default_selector": learner.selectors[0].name,
+            "bounds": self._bounds(scenario) if self.bounds else {},
+            **describe_weights(learner.network),
+            "fingerprints": [learner.fingerprint(task).tensors for task in range(len(scenario))],
+        }
+        if self.fabric.is_global_zero:
+            write_json(self.out / "results.json", results)
+            write_report(self.out / "report.html", [results])
+        self.fabric.barrier()
+        return results
+
+    def _learn(self, scenario: Scenario) -> Learner:
+        """Learn the tasks that the model file does not hold yet; save after each."""
+        model, checkpoint = self.out / "model.cps", self.out / "checkpoint.safetensors"
+        with seeded(torch.device("cpu"), self.seed):
+            backbone = self.recipe.backbone()
+        settings = {**self.recipe.learner_settings(), "seed": self.seed}
+        more = {"fabric": self.fabric, "workers": self.workers}
+        if model.exists():
+            learner = load(model, backbone, **settings, **more)
+        else:
+            learner = Learner(backbone, **settings, **more)
+        if self.watch is not None:
+            watch, tasks = self.watch, len(scenario)
+            learner.watch = lambda at: watch(
+                "training" if at.phase == 0 else f"retraining, round {at.phase} of {at.phases - 1}",
+                at.task, tasks, at.epoch, at.epochs, at.loss,
+            )  # fmt: skip
+        for task in list(scenario)[len(learner.network.subnetworks) :]:
+            began = time.monotonic()
+            learner.learn(task, checkpoint=checkpoint)
+            learner.save(model)
+            self._clock(time.monotonic() - began)
+        if self.fabric.is_global_zero:
+            checkpoint.unlink(missing_ok=True)
+        return learner
+
+    def _bounds(self, scenario: Scenario) -> dict[str, Any]:
+        """Return finetuning and joint training; one that was finished before is read back."""
+        bounds: dict[str, Any] = {}
+        for name in ("finetuning", "joint"):
+            kept = self.out / f"{name}.json"
+            if not kept.exists():
+                checkpoint = self.out / f"{name}.safetensors"
+                measured = getattr(self._baseline(scenario, name), name)(checkpoint)
+                if self.fabric.is_global_zero:
+                    write_json(kept, measured)
+                    checkpoint.unlink(missing_ok=True)
+                self.fabric.barrier()
+            bounds[name] = json.loads(kept.read_text())
+        return bounds
+
+    def _baseline(self, scenario: Scenario, name: str) -> Baseline:
+        recipe, watch = self.recipe, self.watch
+        stages = len(scenario) if name == "finetuning" else 1
+        with seeded(torch.device("cpu"), self.seed):
+            backbone = recipe.backbone()
+        return Baseline(
+            backbone,
+            list(scenario),
+            recipe.train,
+            fabric=self.fabric,
+            augment=recipe.augment,
+            normalize=recipe.normalize,
+            seed=self.seed,
+            workers=self.workers,
+            watch=watch
+            and (lambda stage, at: watch(name, stage, stages, at.done, recipe.train.epochs, at.loss)),
+        )
+
+    def _claim_folder(self, scenario: Scenario) -> None:
+        """Refuse a folder that holds a run of something else."""
+        mine = {
+            "recipe": self.recipe.name,
+            "order": scenario.order,
+            "seed": self.seed,
+            "epochs": [self.recipe.train.epochs, self.recipe.retrain.epochs],
+        }
+        note = self.out / "run.json"
+        if not note.exists() and self.fabric.is_global_zero:
+            write_json(note, {**mine, "seconds": 0.0})
+        self.fabric.barrier()
+        found = json.loads(note.read_text())
+        differing = [f"{key} {found.get(key)}" for key, value in mine.items() if found.get(key) != value]
+        if differing:
+            raise ValueError(
+                f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
+            )
+
+    def _clock(self, seconds: float = 0.0) -> float:
+        """Add to the time spent learning, over all calls, and return it."""
+        note = self.out / "run.json"
+        found = json.loads(note.read_text())
+        found["seconds"] += seconds
+        if seconds and self.fabric.is_global_zero:
+            write_json(note, found)
+        return found["seconds"]
+
+
+def describe_weights(network: SharedNetwork) -> dict[str, Any]:
+    """Return, in percent of weights, what each subnetwork uses, and how the tasks share each layer."""
+    masks = [subnetwork.masks for subnetwork in network.subnetworks]
+    used = {name: times_used(masks, name) for name in network.weights}
+    total = sum(weight.numel() for weight in network.weights.values())
+
+    def share(name: str, chosen: torch.Tensor) -> float:
+        return 100 * weights_on(chosen, network.weights[name]) / network.weights[name].numel()
+
+    def taken_after(tasks: int) -> float:
+        union = {name: times_used(masks[:tasks], name) > 0 for name in network.weights}
+        return 100 * sum(weights_on(union[name], w) for name, w in network.weights.items()) / total
+
+    return {
+        "weights": total,
+        "subnetworks": [
+            {"task": task, "density": 100 * network.density(task), "taken": taken_after(task + 1)}
+            for task in range(len(masks))
+        ],
+        "layers": [
+            {
+                "name": name.removesuffix(".weight"),
+                "weights": weight.numel(),
+                "union": share(name, used[name] > 0),
+                "intersection": share(name, used[name] == len(masks)),
+            }
+            for name, weight in network.weights.items()
+        ],
+        "sharing": [
+            100 * sum(weights_on(used[name] == times, w) for name, w in network.weights.items()) / total
+            for times in range(len(masks) + 1)
+        ],
+    }
+
+
+def describe_device(fabric: "Fabric") -> str:
+    """Return what the run ran on, in words."""
+    if fabric.device.type == "cuda":
+        return f"{fabric.world_size} x {torch.cuda.get_device_name(fabric.device)}"
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    return f"CPU ({name}, {torch.get_num_threads()} threads, {fabric.world_size} process(es))"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"cps": cps.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    partial.replace(path)

@@ -1,0 +1,195 @@
+"""The command line: `cps bench` runs an experiment, `cps report` makes its page again."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import cps
+
+if TYPE_CHECKING:
+    from cps.bench import Watch
+    from cps.recipes import Recipe
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Continual Prune-and-Select: one network learns task after task and never forgets.",
+)
+console = Console()
+errors = Console(stderr=True)
+
+
+def _version(show: bool) -> None:
+    if show:
+        console.print(f"cps {cps.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, help="Show the version.")] = False,
+) -> None: ...
+
+
+@app.command()
+def bench(
+    recipe: Annotated[str | None, typer.Argument(help="Which experiment; see --list.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: runs/RECIPE]")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data, where a recipe needs one.")] = None,
+    order: Annotated[int | None, typer.Option(help="Seed of the class order. [default: the recipe's]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of everything else.")] = 0,
+    group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
+    epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
+    bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
+    devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
+    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")] = "32-true",
+    show_list: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
+) -> None:
+    """Run an experiment and write results.json, report.html and the model.
+
+    Stopped or killed, it goes on from its last epoch when the same command is given again.
+    """
+    if show_list or recipe is None:
+        _list_recipes()
+        return
+    from cps.bench import Run
+    from cps.training import make_fabric
+
+    chosen = _recipe(recipe).scaled(epochs_scale)
+    folder = out or Path("runs") / recipe
+    fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision)
+    with _bars(quiet=not fabric.is_global_zero) as watch:
+        run = Run(
+            chosen,
+            folder,
+            fabric,
+            seed=seed,
+            order=chosen.order if order is None else order,
+            group_sizes=_numbers(group_sizes),
+            data=data,
+            bounds=bounds,
+            watch=watch,
+        )
+        results = run.start()
+    if fabric.is_global_zero:
+        _show(results)
+        console.print(f"\nWrote [bold]{folder}[/bold]: report.html, results.json and model.cps")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their results.json.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about one or more runs."""
+    from cps.report import write_report
+
+    files = [path / "results.json" if path.is_dir() else path for path in runs]
+    write_report(out, [json.loads(file.read_text()) for file in files])
+    console.print(f"Wrote [bold]{out}[/bold]")
+
+
+def main() -> None:
+    """Run the command line; errors are one line, and Ctrl-C says how to go on."""
+    try:
+        app(standalone_mode=False)
+    except KeyboardInterrupt:
+        errors.print("\nStopped. The last epoch is saved: give the same command again to go on.")
+        sys.exit(130)
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # a wrong option or argument
+            error.show()  # pyright: ignore
+            sys.exit(error.exit_code)  # pyright: ignore
+        if not isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
+            raise
+        errors.print(f"[red]error:[/red] {error}", highlight=False)
+        sys.exit(1)
+
+
+def _recipe(name: str) -> "Recipe":
+    from cps.recipes import RECIPES
+
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe '{name}'; there are: {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
+def _list_recipes() -> None:
+    from cps.recipes import RECIPES
+
+    table = Table("recipe", "what it is", "epochs", "pruning")
+    for name, make in RECIPES.items():
+        recipe = make()
+        epochs = f"{recipe.train.epochs} + {recipe.rounds} x {recipe.retrain.epochs}"
+        table.add_row(name, recipe.about, epochs, str(recipe.pruner))
+    console.print(table)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--group-sizes takes whole numbers with commas, as 1,5,20, got '{text}'") from None
+    if min(numbers) < 1:
+        raise ValueError("--group-sizes must be at least 1")
+    return numbers
+
+
+class _bars:  # noqa: N801
+    """Progress bars: one for the tasks, one for the epochs of the phase."""
+
+    def __init__(self, *, quiet: bool):
+        self.progress = None if quiet else Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"), console=console,
+        )  # fmt: skip
+
+    def __enter__(self) -> "Watch | None":
+        if self.progress is None:
+            return None
+        self.progress.start()
+        self.tasks = self.progress.add_task("tasks", note="", total=None)
+        self.epochs = self.progress.add_task("epochs", note="", total=None)
+        return self._advance
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def _advance(self, phase: str, task: int, tasks: int, done: int, epochs: int, loss: float) -> None:
+        assert self.progress is not None
+        self.progress.update(self.tasks, description=f"task {task + 1}", completed=task, total=tasks)
+        self.progress.update(
+            self.epochs, description=phase, completed=done, total=epochs, note=f"loss {loss:.4f}"
+        )
+
+
+def _show(results: dict[str, Any]) -> None:
+    from cps.report import group_table
+
+    head, rows = group_table(results)
+    table = Table(head[0], *(name for name in head[1:]))
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    forgotten = results["task_il"]["BWT"]
+    console.print(f"forgotten by cps: {forgotten:.1f} points (task-IL)", end="")
+    if "finetuning" in results["bounds"]:
+        console.print(f"; by finetuning: {results['bounds']['finetuning']['BWT']:.1f} points")
+    else:
+        console.print()
+
+

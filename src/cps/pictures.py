@@ -1,0 +1,133 @@
+"""Pictures of results: matplotlib figures, one function each, all labelled and readable in print."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cps.metrics import history
+
+Results = dict[str, Any]
+
+COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
+
+
+def accuracy_history(results: Results) -> Figure:
+    """Accuracy after each task: ours at group size 1 and at the largest, the ceiling, and the bounds."""
+    figure, axes = _figure()
+    tasks = range(1, len(results["classes_per_task"]) + 1)
+    selector = results["default_selector"]
+    by_size = results["class_il"][selector]
+    sizes = list(by_size)
+    axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
+    chosen = [size for size in (sizes[0], "20" if "20" in by_size else sizes[-1]) if size]
+    for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
+        label = f"cps, {'one image' if size == '1' else f'groups of {size} images'}"
+        axes.plot(tasks, _history(by_size[size]), style, color=COLOURS["ours"], label=label)
+    bounds = results.get("bounds", {})
+    if "finetuning" in bounds:
+        axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")
+    if "joint" in bounds:
+        axes.axhline(bounds["joint"]["ACC"], color=COLOURS["grey"], linestyle=":", label="joint training, all tasks")
+    _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
+    axes.set_xticks(list(tasks))
+    return figure
+
+
+def accuracy_by_group_size(results: Results) -> Figure:
+    """Accuracy by group size: how much it helps to know that images share a task."""
+    figure, axes = _figure()
+    colours = (COLOURS["ours"], COLOURS["other"], COLOURS["low"], COLOURS["grey"])
+    for (selector, by_size), colour in zip(results["class_il"].items(), colours, strict=False):
+        values = [by_size[size]["ACC"] for size in by_size]
+        axes.plot(range(len(by_size)), values, "o-", color=colour, label=selector)
+    axes.axhline(results["task_il"]["ACC"], color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
+    sizes = list(next(iter(results["class_il"].values())))
+    axes.set_xticks(range(len(sizes)), sizes)
+    _decorate(axes, "images known to share a task (group size)", "accuracy after the last task (%)")
+    return figure
+
+
+def matrices(results: Results, size: str) -> Figure:
+    """Heatmaps: class-IL accuracy and selection accuracy on each task (column) after each task (row)."""
+    entry = results["class_il"][results["default_selector"]][size]
+    tasks = len(results["classes_per_task"])
+    side = max(3.2, 0.36 * tasks + 1.2)
+    figure = Figure(figsize=(2 * side + 1.2, side + 0.3), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for axes, key, title in ((left, "accuracy", "class accuracy (%)"), (right, "selection", "selection accuracy (%)")):
+        values = _array(entry[key])
+        picture = axes.imshow(values, vmin=0, vmax=100, cmap="viridis")
+        axes.set_title(f"{title}, group size {size}", fontsize=10)
+        axes.set_xlabel("on task")
+        axes.set_ylabel("after task")
+        axes.set_xticks(range(tasks), range(1, tasks + 1))
+        axes.set_yticks(range(tasks), range(1, tasks + 1))
+        for after in range(tasks):
+            for on in range(after + 1):
+                colour = "black" if values[after, on] > 60 else "white"
+                axes.text(on, after, f"{values[after, on]:.0f}", ha="center", va="center", color=colour, fontsize=8)
+        figure.colorbar(picture, ax=axes, shrink=0.8)
+    return figure
+
+
+def weights_per_layer(results: Results) -> Figure:
+    """Union and intersection of all subnetworks in each layer, and how many tasks share a weight."""
+    layers, sharing = results["layers"], results["sharing"]
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    places = np.arange(len(layers))
+    left.bar(places - 0.2, [layer["union"] for layer in layers], 0.4, color=COLOURS["ours"], label="any task (union)")
+    left.bar(
+        places + 0.2, [layer["intersection"] for layer in layers], 0.4,
+        color=COLOURS["other"], label="every task (intersection)",
+    )  # fmt: skip
+    left.set_xticks(places, [layer["name"] for layer in layers], rotation=45, ha="right", fontsize=7)
+    _decorate(left, "", "weights used (%)")
+    right.bar(range(len(sharing)), sharing, color=COLOURS["ours"])
+    right.set_xticks(range(len(sharing)))
+    right.set_xlabel("tasks that use a weight (0: still free)")
+    right.set_ylabel("share of all weights (%)")
+    _light_grid(right)
+    return figure
+
+
+def taken_by_task(results: Results) -> Figure:
+    """What each subnetwork uses, and what all together have taken after it."""
+    figure, axes = _figure()
+    tasks = range(1, len(results["subnetworks"]) + 1)
+    density = [entry["density"] for entry in results["subnetworks"]]
+    axes.bar(tasks, density, color=COLOURS["ours"], label="used by the task's subnetwork")
+    taken = [entry["taken"] for entry in results["subnetworks"]]
+    axes.plot(tasks, taken, "o-", color=COLOURS["low"], label="taken so far, all tasks together")
+    axes.set_xticks(list(tasks))
+    _decorate(axes, "task", "share of all weights (%)")
+    return figure
+
+
+def _figure() -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _decorate(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(0, 104)
+    _light_grid(axes)
+    axes.legend(fontsize=8, frameon=False, loc="best")
+
+
+def _light_grid(axes: Axes) -> None:
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=float)
+
+
+def _history(entry: dict[str, Any]) -> list[float]:
+    return history(_array(entry["accuracy"]))

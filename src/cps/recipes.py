@@ -1,0 +1,81 @@
+"""Recipes: one function for each experiment, returning all of its settings as plain data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from cps.augmentation import Augmentation
+from cps.backbones import SmallConvNet
+from cps.data import Data, Normalize
+from cps.pruning import NNrelief, Pruner
+from cps.scenario import Scenario, split_by_class
+from cps.selection import ImportanceSignature, MaxOutput, Selector
+from cps.settings import Adam, Cosine, Training, scaled
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment: data, the cut into tasks, backbone and the learner's settings."""
+
+    name: str
+    about: str
+    read: Callable[[Path | None], tuple[Data, Data]]
+    sizes: int | Sequence[int]
+    backbone: Callable[[], nn.Module]
+    train: Training
+    retrain: Training
+    pruner: Pruner
+    rounds: int = 3
+    selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature())
+    augment: Augmentation | None = None
+    normalize: Normalize | None = None
+    prune_images: int = 1000
+    group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
+    order: int | None = None
+
+    def scenario(self, data: Path | None, order: int | None) -> Scenario:
+        """Return the tasks, in the order of classes that a seed gives (None: sorted)."""
+        train, test = self.read(data)
+        return split_by_class(train, test, sizes=self.sizes, order=order)
+
+    def learner_settings(self) -> dict[str, Any]:
+        """Return what `Learner` takes of the recipe."""
+        names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "normalize", "prune_images")
+        return {name: getattr(self, name) for name in names}
+
+    def scaled(self, epochs: float) -> "Recipe":
+        """Return the recipe with `epochs` times the epochs, for a short trial."""
+        return replace(self, train=scaled(self.train, epochs), retrain=scaled(self.retrain, epochs))
+
+
+def digits() -> Recipe:
+    """Return the demo: scikit-learn's 8x8 digits, five tasks of two, a small convolutional network."""
+    return Recipe(
+        name="digits",
+        about="scikit-learn's 8x8 digits in 5 tasks of 2, a small convolutional network; the demo",
+        read=read_digits,
+        sizes=2,
+        backbone=lambda: SmallConvNet(channels=1, widths=(64, 128, 128)),
+        train=Training(20, Adam(lr=3e-3, weight_decay=5e-4), Cosine(), batch_size=32),
+        retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-4), Cosine(), batch_size=32),
+        pruner=NNrelief(alpha=0.7),
+        rounds=2,
+    )
+
+
+def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
+    """Return the digits that scikit-learn brings, four fifths to train and one fifth to test."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {"digits": digits}

@@ -1,0 +1,138 @@
+"""The report: one HTML page with tables and pictures that needs nothing else."""
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from cps import pictures
+
+Results = dict[str, Any]
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
+.sub { color: #666; margin-top: .2rem; }
+.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.4rem 0; padding: 0; list-style: none; }
+.cards li { flex: 1 1 9rem; border: 1px solid #ddd; border-radius: .5rem; padding: .7rem .9rem; }
+.cards b { display: block; font-size: 1.7rem; color: #0b5cad; } .cards .low b { color: #b8322f; }
+.cards .ceiling b { color: #3d8650; }
+table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .3rem .8rem; text-align: right; }
+th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
+tbody tr:nth-child(even) { background: #f6f8fa; }
+figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .92rem; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: #666; } dd { margin: 0; }
+@media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
+"""
+
+
+def write_report(path: Path, runs: Sequence[Results]) -> None:
+    """Write the page about one or more runs."""
+    title = ", ".join(dict.fromkeys(run["recipe"] for run in runs))
+    body = "\n".join(_section(run) for run in runs)
+    page = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>cps: {html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(page, encoding="utf-8")
+    partial.replace(path)
+
+
+def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of the table of accuracy by group size, as text."""
+    sizes = list(next(iter(run["class_il"].values())))
+    rows = [["task known (task-IL)", *[_percent(run["task_il"]["ACC"])] * len(sizes)]]
+    for selector, by_size in run["class_il"].items():
+        rows.append([f"cps, {selector}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
+    bounds = run.get("bounds", {})
+    for name, label in (("finetuning", "finetuning (lower bound)"), ("joint", "joint training (upper bound)")):
+        if name in bounds:
+            rows.append([label, _percent(bounds[name]["ACC"]), *[""] * (len(sizes) - 1)])
+    return ["accuracy after the last task, %", *(f"group of {size}" for size in sizes)], rows
+
+
+def _section(run: Results) -> str:
+    sizes = list(next(iter(run["class_il"].values())))
+    large = "20" if "20" in sizes else sizes[-1]
+    tasks = run["classes_per_task"]
+    figures: list[tuple[str, Callable[[], Figure]]] = [
+        ("Accuracy after each task. A method that forgets falls; the gap between the blue lines and the green "
+         "one is the price of not being told the task.", lambda: pictures.accuracy_history(run)),
+        ("Accuracy by group size, after the last task. A group is a number of images that are known to share a "
+         "task; one image assumes nothing.", lambda: pictures.accuracy_by_group_size(run)),
+        ("One image at a time: accuracy of the class, and of the selected subnetwork.",
+         lambda: pictures.matrices(run, sizes[0])),
+        (f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
+        ("Weights of each layer used by any and by every task, and how many tasks share a weight.",
+         lambda: pictures.weights_per_layer(run)),
+        ("Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),
+    ]  # fmt: skip
+    return "\n".join(
+        [
+            f"<h1>{html.escape(run['recipe'])}</h1>",
+            f'<p class="sub">{len(tasks)} tasks, {sum(tasks)} classes ({_sizes(tasks)}), order '
+            f"{html.escape(str(run['order']))}, seed {run['seed']}, one run</p>",
+            _cards(run, large),
+            "<h2>Accuracy by group size</h2>",
+            _html_table(*group_table(run)),
+            "<h2>Pictures</h2>",
+            *(_picture(draw(), caption) for caption, draw in figures if "layers" in run or "layer" not in caption),
+            "<h2>The run</h2>",
+            _facts(run),
+        ]
+    )
+
+
+def _cards(run: Results, large: str) -> str:
+    ours = run["class_il"][run["default_selector"]]
+    first = next(iter(ours))
+    cards = [
+        ("", _percent(ours[first]["ACC"]), f"class-IL accuracy, {'one image' if first == '1' else 'group of ' + first}"),
+        ("", _percent(ours[large]["ACC"]), f"class-IL accuracy, groups of {large}"),
+        ("ceiling", _percent(run["task_il"]["ACC"]), "task-IL accuracy: the task is known"),
+        ("ceiling", _percent(run["task_il"]["BWT"]), "forgotten (BWT, task-IL)"),
+    ]
+    if "finetuning" in run.get("bounds", {}):
+        cards.append(("low", _percent(run["bounds"]["finetuning"]["ACC"]), "finetuning: forgets"))
+    items = "".join(f'<li class="{kind}"><b>{value}%</b>{html.escape(text)}</li>' for kind, value, text in cards)
+    return f'<ul class="cards">{items}</ul>'
+
+
+def _facts(run: Results) -> str:
+    facts = {
+        "device": run["device"],
+        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
+        "seconds": ", ".join(f"{name} {value:.1f}" for name, value in run["seconds"].items()),
+        "shared weights": f"{run.get('weights', 0):,}",
+        "selector": run["default_selector"],
+        "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; "
+        "a group whose task is mistaken counts as wrong whole",
+    }
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(str(v))}</dd>" for name, v in facts.items()) + "</dl>"
+
+
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _picture(figure: Figure, caption: str) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    svg = buffer.getvalue()
+    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{html.escape(caption)}</figcaption></figure>"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1f}"
+
+
+def _sizes(tasks: Sequence[int]) -> str:
+    return f"{tasks[0]} each" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
