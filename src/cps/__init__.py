@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "augmentation": ["Chain", "Flip", "PadCrop"],
     "backbones": ["SmallConvNet", "resnet18", "resnet32"],
+    "checklist": ["check_pruner", "check_selector"],
     "data": ["Normalize"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
@@ -26,11 +27,18 @@ _HOME = {
     "subnetwork": ["Subnetwork"],
     "training": ["make_fabric"],
 }
-__all__ = sorted(name for names in _HOME.values() for name in names)  # pyright: ignore
+__all__ = [
+    "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Constant", "Cosine", "Evidence", "FileError",
+    "Fingerprint", "Flip", "ImportanceSignature", "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief",
+    "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner", "SGD", "Scenario", "Selector",
+    "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork", "Task", "Training", "check_pruner", "check_selector",
+    "evaluate", "load", "make_fabric", "resnet18", "resnet32", "setting", "split_by_class",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from cps.augmentation import Chain, Flip, PadCrop
     from cps.backbones import SmallConvNet, resnet18, resnet32
+    from cps.checklist import check_pruner, check_selector
     from cps.data import Normalize
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs

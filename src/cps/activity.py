@@ -71,9 +71,7 @@ def observe(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]
     return activity
 
 
-def unread_channels(
-    backbone: nn.Module, weights: dict[str, Tensor], batches: Iterable[Tensor]
-) -> dict[str, Tensor]:
+def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Iterable[Tensor]) -> dict[str, Tensor]:
     """Say which outputs of each shared layer the features do not depend on, with these weights.
 
     A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the
@@ -121,15 +119,22 @@ class _AdditionWatch(TorchFunctionMode):
         self.additions: list[Addition] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ADDITIONS:
+        adds = getattr(func, "__name__", "") in ADDITIONS
+        if adds:
             self._note(args)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             for argument in args:
-                branch = getattr(argument, "_cps_branch", None) if isinstance(argument, Tensor) else None
-                if branch is not None:
-                    branch.reads += 1
+                self._count_read(argument, is_sum=adds, in_place=result is argument)
         return result
+
+    def _count_read(self, argument: Any, *, is_sum: bool, in_place: bool) -> None:
+        branch = getattr(argument, "_cps_branch", None) if isinstance(argument, Tensor) else None
+        if branch is None or (in_place and not is_sum):  # an activation in place: still the same signal
+            return
+        branch.reads += 1
+        if in_place:  # the tensor holds the sum from now on
+            del argument._cps_branch
 
     def _note(self, summands: Sequence[Any]) -> None:
         if len(summands) < 2 or not all(isinstance(summand, Tensor) for summand in summands[:2]):
@@ -191,9 +196,7 @@ def _summed(layer: nn.Module, signal: Tensor) -> Tensor:
     return magnitude.sum(dim=0)
 
 
-def _accumulate(
-    activity: Activity, calls: dict[str, list[Tensor]], additions: list[Addition], images: int
-) -> None:
+def _accumulate(activity: Activity, calls: dict[str, list[Tensor]], additions: list[Addition], images: int) -> None:
     activity.images += images
     for name, sums in calls.items():
         known = activity.inputs.setdefault(name, [torch.zeros_like(total) for total in sums])

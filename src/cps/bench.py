@@ -131,8 +131,7 @@ class Run:
             normalize=recipe.normalize,
             seed=self.seed,
             workers=self.workers,
-            watch=watch
-            and (lambda stage, at: watch(name, stage, stages, at.done, recipe.train.epochs, at.loss)),
+            watch=watch and (lambda stage, at: watch(name, stage, stages, at.done, recipe.train.epochs, at.loss)),
         )
 
     def _claim_folder(self, scenario: Scenario) -> None:

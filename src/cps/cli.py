@@ -148,7 +148,7 @@ def _numbers(text: str | None) -> list[int] | None:
     return numbers
 
 
-class _bars:  # noqa: N801
+class _bars:
     """Progress bars: one for the tasks, one for the epochs of the phase."""
 
     def __init__(self, *, quiet: bool):
@@ -172,9 +172,7 @@ class _bars:  # noqa: N801
     def _advance(self, phase: str, task: int, tasks: int, done: int, epochs: int, loss: float) -> None:
         assert self.progress is not None
         self.progress.update(self.tasks, description=f"task {task + 1}", completed=task, total=tasks)
-        self.progress.update(
-            self.epochs, description=phase, completed=done, total=epochs, note=f"loss {loss:.4f}"
-        )
+        self.progress.update(self.epochs, description=phase, completed=done, total=epochs, note=f"loss {loss:.4f}")
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -191,5 +189,3 @@ def _show(results: dict[str, Any]) -> None:
         console.print(f"; by finetuning: {results['bounds']['finetuning']['BWT']:.1f} points")
     else:
         console.print()
-
-

@@ -138,8 +138,7 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
         examples = DatasetExamples(data, to_local, workers)
     else:
         raise TypeError(
-            "a task's data is a torch Dataset with a length or a pair (images, labels), "
-            f"got {type(data).__name__}"
+            f"a task's data is a torch Dataset with a length or a pair (images, labels), got {type(data).__name__}"
         )
     if len(examples) == 0:
         raise ValueError("the task has no images")
@@ -166,8 +165,7 @@ def as_images(images: Any) -> Tensor:
 
 def plain_labels(labels: Any) -> list[ClassName]:
     """Return labels as a list of ints and strings."""
-    plain = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-    return [label.item() if isinstance(label, (Tensor, np.generic)) else label for label in plain]
+    return [_plain_label(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
 
 
 def known_labels(dataset: Dataset) -> list[ClassName] | None:
@@ -205,6 +203,10 @@ def _as_image(item: Any) -> Tensor:
     if hasattr(item, "getbands"):  # a PIL picture
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return torch.as_tensor(array.copy())
+
+
+def _plain_label(label: Any) -> Any:
+    return label.item() if isinstance(label, (Tensor, np.generic)) else label
 
 
 def _collate(items: list[tuple[Any, Any]]) -> tuple[Tensor, list[ClassName]]:

@@ -83,7 +83,7 @@ def _shuffled_groups(images: int, group_size: int, seed: int, on: int) -> Tensor
     return groups
 
 
-def _matrix(tasks: int, entry) -> Matrix:  # noqa: ANN001
+def _matrix(tasks: int, entry) -> Matrix:
     """Return a matrix (after, on) in percent, NaN above the diagonal."""
     matrix = np.full((tasks, tasks), np.nan)
     for after in range(tasks):

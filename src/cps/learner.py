@@ -249,9 +249,7 @@ class Learner:
                 at = Position(phase, epoch.done)
                 saver.save(draft.state(), epoch.optimizer, at, last=epoch.done == training.epochs)
             if self.watch is not None:
-                self.watch(
-                    Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss)
-                )
+                self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
 
         fit(
             draft.model,

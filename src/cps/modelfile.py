@@ -17,6 +17,7 @@ from cps.plain import decode, encode
 from cps.storage import FileError
 from cps.subnetwork import Subnetwork
 
+
 def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
     """Write the network and the learner's settings to a model file."""
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
@@ -27,8 +28,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
     header = {
         "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
         "statistics": [
-            {name: sorted(kept) for name, kept in subnetwork.statistics.items()}
-            for subnetwork in network.subnetworks
+            {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
@@ -121,9 +121,7 @@ class _Reader:
 
     def refuse_leftovers(self) -> None:
         if self.rest:
-            raise FileError(
-                f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'"
-            )
+            raise FileError(f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'")
 
 
 def _described(value: Tensor) -> str:

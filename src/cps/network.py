@@ -18,7 +18,8 @@ from cps.partition import Parts, named_tensors, partition
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
 
-FREE_SHARE = 0.05  # a layer with less than this free is worth a warning
+FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
+SHORT_SHARE = 0.1  # ... and worth a warning when such layers hold this share of all weights
 
 
 class CapacityError(RuntimeError):
@@ -156,24 +157,23 @@ class SharedNetwork:
 
     def _check_capacity(self) -> None:
         """Warn when layers have hardly any free weights; raise when a task could learn nothing at all."""
-        free = self.free()
+        free, index = self.free(), len(self.subnetworks)
+        tensors = named_tensors(self.backbone)
+        if max(free.values()) == 0 and not any(tensors[name].requires_grad for name in self.parts.private):
+            raise CapacityError(
+                f"task {index} found no free weights (100% taken by {index} subnetworks) and the backbone has "
+                "nothing else to learn; use a wider backbone or a smaller alpha"
+            )
         short = sorted((share, name) for name, share in free.items() if share < FREE_SHARE)
-        if not short or not self.subnetworks:
+        total = sum(weight.numel() for weight in self.weights.values())
+        if not index or sum(self.weights[name].numel() for _, name in short) < SHORT_SHARE * total:
             return
         figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
-        if max(free.values()) == 0:
-            private = named_tensors(self.backbone)
-            if not any(private[name].requires_grad for name in self.parts.private):
-                raise CapacityError(
-                    f"task {len(self.subnetworks)} found no free weights (100% taken by "
-                    f"{len(self.subnetworks)} subnetworks); use a wider backbone or a smaller alpha"
-                )
         warnings.warn(
-            f"task {len(self.subnetworks)}: {len(short)} of {len(free)} layers have less than "
-            f"{FREE_SHARE:.0%} free weights ({figures}); it reuses sealed weights there and learns with the "
-            "rest; use a wider backbone or a smaller alpha for more room",
+            f"task {index}: {len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights "
+            f"({figures}); there it can only reuse sealed weights; use a wider backbone or a smaller alpha",
             CapacityWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 

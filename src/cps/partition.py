@@ -75,9 +75,7 @@ def _refuse_what_cannot_be_masked(backbone: nn.Module) -> None:
         owner[id(parameter)] = name
 
 
-def _warn_of_large_private_parts(
-    tensors: dict[str, Tensor], shared: tuple[str, ...], private: tuple[str, ...]
-) -> None:
+def _warn_of_large_private_parts(tensors: dict[str, Tensor], shared: tuple[str, ...], private: tuple[str, ...]) -> None:
     sizes = {name: tensors[name].numel() for name in private}
     of_all = sum(sizes.values()) + sum(tensors[name].numel() for name in shared)
     if sum(sizes.values()) > PRIVATE_SHARE * of_all:

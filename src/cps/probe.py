@@ -15,9 +15,7 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
     Every shared layer must run: a weight that no signal reaches cannot be scored for pruning.
     """
     ran: set[str] = set()
-    handles = [
-        layer_of(backbone, name).register_forward_hook(lambda *_, name=name: ran.add(name)) for name in names
-    ]
+    handles = [layer_of(backbone, name).register_forward_hook(lambda *_, name=name: ran.add(name)) for name in names]
     backbone.eval()
     try:
         features = backbone(pixels)

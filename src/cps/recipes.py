@@ -60,8 +60,8 @@ def digits() -> Recipe:
         read=read_digits,
         sizes=2,
         backbone=lambda: SmallConvNet(channels=1, widths=(64, 128, 128)),
-        train=Training(20, Adam(lr=3e-3, weight_decay=5e-4), Cosine(), batch_size=32),
-        retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-4), Cosine(), batch_size=32),
+        train=Training(20, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
+        retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
         pruner=NNrelief(alpha=0.7),
         rounds=2,
     )

@@ -23,7 +23,8 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd;
 table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .3rem .8rem; text-align: right; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
 tbody tr:nth-child(even) { background: #f6f8fa; }
-figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; } figcaption { color: #555; font-size: .92rem; }
+figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }
+figcaption { color: #555; font-size: .92rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: #666; } dd { margin: 0; }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
 """
@@ -93,7 +94,11 @@ def _cards(run: Results, large: str) -> str:
     ours = run["class_il"][run["default_selector"]]
     first = next(iter(ours))
     cards = [
-        ("", _percent(ours[first]["ACC"]), f"class-IL accuracy, {'one image' if first == '1' else 'group of ' + first}"),
+        (
+            "",
+            _percent(ours[first]["ACC"]),
+            f"class-IL accuracy, {'one image' if first == '1' else 'group of ' + first}",
+        ),
         ("", _percent(ours[large]["ACC"]), f"class-IL accuracy, groups of {large}"),
         ("ceiling", _percent(run["task_il"]["ACC"]), "task-IL accuracy: the task is known"),
         ("ceiling", _percent(run["task_il"]["BWT"]), "forgotten (BWT, task-IL)"),

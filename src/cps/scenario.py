@@ -59,9 +59,9 @@ def split_by_class(
     """Cut a data set into tasks of new classes.
 
     `sizes` is the number of classes in every task (the last may be smaller) or in each, as in
-    `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so 1993 means what it
-    means in papers), the order itself, or None for the sorted order. `validation` is the share of each
-    class's training images that is held out as `task.val`.
+    `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so
+    1993 means what it means in papers), the order itself, or None for the sorted order. `validation` is
+    the share of each class's training images that is held out as `task.val`.
     """
     if not 0 <= validation < 1:
         raise ValueError(f"validation is a share from 0 to below 1, got {validation}")
@@ -89,9 +89,7 @@ def class_order(classes: Sequence[ClassName], seed: int) -> list[ClassName]:
     return [classes[index] for index in np.random.RandomState(seed).permutation(len(classes))]
 
 
-def _ordered(
-    classes: list[ClassName], order: int | Sequence[ClassName] | None
-) -> tuple[list[ClassName], str | int]:
+def _ordered(classes: list[ClassName], order: int | Sequence[ClassName] | None) -> tuple[list[ClassName], str | int]:
     if order is None:
         return classes, "identity"
     if isinstance(order, int):

@@ -128,9 +128,7 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
     return torch.arange(images, device=device) // group_size
 
 
-def select(
-    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor
-) -> Tensor:
+def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the task of each image: the one that scores highest for its group."""
     return selector(evidence, statistics, groups).argmax(dim=1)[groups]
 

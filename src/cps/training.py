@@ -93,9 +93,7 @@ def fit(
     for epoch in range(start, training.epochs):
         live.train()
         total = torch.zeros((), device=fabric.device)
-        order = list(
-            epoch_order(len(examples), training.batch_size, generator(*seed, epoch), fabric.world_size)
-        )
+        order = list(epoch_order(len(examples), training.batch_size, generator(*seed, epoch), fabric.world_size))
         with seeded(fabric.device, *seed, epoch, fabric.global_rank):
             batches = _batches(examples, order, augment, fabric, generator(*seed, epoch, fabric.global_rank))
             for number, (images, labels) in enumerate(batches):
@@ -113,9 +111,7 @@ def fit(
             after_epoch(Epoch(epoch + 1, mean, optimizer))
 
 
-def epoch_order(
-    examples: int, batch_size: int, draws: torch.Generator, processes: int = 1
-) -> Iterator[Tensor]:
+def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
     """Yield the indices of each batch of one epoch, for all processes together.
 
     A last batch too small to normalise (fewer than two images for each process) is left out, unless it is

@@ -1,0 +1,61 @@
+"""Small tasks, small networks and quick learners for the tests."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import cps
+from cps.training import make_fabric
+
+ACCELERATOR = os.environ.get("CPS_TEST_ACCELERATOR", "cpu")
+
+
+@pytest.fixture(scope="session")
+def fabric():
+    return make_fabric(accelerator=ACCELERATOR)
+
+
+@pytest.fixture
+def make_learner(fabric):
+    """Return a function that makes quick learners: 2 epochs, 1 round, 2 epochs."""
+
+    def make(backbone=None, **settings):
+        torch.manual_seed(0)
+        quick = {
+            "rounds": 1,
+            "train": cps.Training(2, cps.Adam(1e-2), batch_size=16),
+            "retrain": cps.Training(2, cps.Adam(1e-2), batch_size=16),
+            "fabric": fabric,
+        }
+        return cps.Learner(backbone or conv_net(), **{**quick, **settings})
+
+    return make
+
+
+def conv_net(channels=2):
+    """Return a plain convolutional network with biases and a batch norm layer."""
+    return nn.Sequential(
+        nn.Conv2d(channels, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 12, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+def make_task(first=0, *, classes=2, images=24, shape=(2, 6, 6), seed=0, test=12):
+    """Return a task whose classes `first`, `first + 1`, ... are noise around a pattern of their own."""
+    draws = torch.Generator().manual_seed(1000 * seed + first)
+    names = list(range(first, first + classes))
+    patterns = {name: torch.randn(shape, generator=draws) for name in names}
+
+    def draw(number):
+        labels = [names[index % classes] for index in range(number)]
+        noise = 0.5 * torch.randn(number, *shape, generator=draws)
+        return torch.stack([patterns[label] for label in labels]) + noise, labels
+
+    return cps.Task(names, train=draw(images), test=draw(test))

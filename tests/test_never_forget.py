@@ -1,0 +1,163 @@
+"""Invariant 1: what a sealed subnetwork says never changes, to the bit. Invariant 2: masks only shrink."""
+
+import pytest
+import torch
+from conftest import ACCELERATOR, make_task
+
+import cps
+from cps.draft import Draft
+from cps.masks import is_subset
+from cps.network import SharedNetwork
+from cps.training import make_fabric
+
+OPTIMIZERS = {
+    "sgd": cps.SGD(0.1, momentum=0.9, weight_decay=1e-2),
+    "adam": cps.Adam(1e-2, weight_decay=1e-2),
+    "adamw": cps.AdamW(1e-2, weight_decay=0.1),
+}
+
+
+def learn_and_compare(learner, tasks=3):
+    """Learn tasks; return whether the logits of task 0, taken right after it, are still the same bits."""
+    first = make_task(0)
+    learner.learn(first)
+    images = first.test[0]
+    before = learner.evidence(images)[0]
+    for index in range(1, tasks):
+        learner.learn(make_task(10 * index))
+    after = learner.evidence(images)[0]
+    return torch.equal(before.logits, after.logits) and torch.equal(before.features, after.features)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_old_logits_stay_identical_with_every_optimizer(make_learner, name):
+    training = cps.Training(3, OPTIMIZERS[name], batch_size=8)
+    assert learn_and_compare(make_learner(train=training, retrain=training))
+
+
+def test_old_logits_stay_identical_in_mixed_precision(make_learner):
+    fabric = make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed")
+    assert learn_and_compare(make_learner(fabric=fabric))
+
+
+def test_old_logits_stay_identical_after_save_and_load_and_more_learning(make_learner, tmp_path):
+    learner = make_learner()
+    first = make_task(0)
+    learner.learn(first)
+    before = learner.evidence(first.test[0])[0].logits
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", learner.network.backbone, fabric=learner.fabric)
+    loaded.learn(make_task(10))
+    assert torch.equal(before, loaded.evidence(first.test[0])[0].logits)
+
+
+def test_fingerprints_never_change(make_learner):
+    learner = make_learner()
+    seen = []
+    for index in range(3):
+        learner.learn(make_task(10 * index))
+        seen.append(learner.fingerprint(index))
+        assert [learner.fingerprint(task) for task in range(index + 1)] == seen
+    assert len(set(seen)) == 3
+
+
+def test_negative_control_sealing_over_taken_weights_is_noticed(make_learner, monkeypatch):
+    def careless_seal(network: SharedNetwork, draft: Draft):
+        network.taken = {name: torch.zeros_like(mask) for name, mask in network.taken.items()}
+        return seal(network, draft)
+
+    seal = SharedNetwork.seal
+    monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
+    monkeypatch.setattr(Draft, "protect", lambda self: None)
+    assert not learn_and_compare(make_learner())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_sealed_subnetwork_is_the_one_that_was_trained(make_learner, monkeypatch, name):
+    """Taken weights took part in training at their sealed values, or the new task would not fit them."""
+    training = cps.Training(3, OPTIMIZERS[name], batch_size=8)
+    assert trained_equals_sealed(make_learner(train=training, retrain=training), monkeypatch)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_negative_control_masked_gradients_alone_do_not_protect(make_learner, monkeypatch, name):
+    """Weight decay and momentum move weights whose gradient is zero."""
+
+    def mask_gradients_only(self):
+        for weight, trainable, _ in self._guard:
+            for parameter in self.model.parameters():
+                if parameter.data_ptr() == weight.data_ptr() and parameter.grad is not None:
+                    parameter.grad.masked_fill_(~trainable, 0.0)
+
+    monkeypatch.setattr(Draft, "protect", mask_gradients_only)
+    training = cps.Training(3, OPTIMIZERS[name], batch_size=8)
+    assert not trained_equals_sealed(make_learner(train=training, retrain=training), monkeypatch)
+
+
+def trained_equals_sealed(learner, monkeypatch):
+    drafts = []
+    grow = SharedNetwork.grow
+    monkeypatch.setattr(SharedNetwork, "grow", lambda *args: drafts.append(grow(*args)) or drafts[-1])
+    learner.learn(make_task(0))
+    second = make_task(10)
+    learner.learn(second)
+    images = second.test[0].to(learner.network.device)
+    with torch.no_grad():
+        live = drafts[-1].model.eval()(images)
+    return torch.equal(live, learner.evidence(images)[1].logits)
+
+
+def test_masks_only_shrink_and_taken_only_grows(make_learner, monkeypatch):
+    steps = []
+    narrow = Draft.narrow
+    monkeypatch.setattr(Draft, "narrow", lambda self, masks: steps.append((masks, self.masks)) or narrow(self, masks))
+    learner = make_learner(rounds=3)
+    taken = [learner.network.taken]
+    for index in range(3):
+        learner.learn(make_task(10 * index))
+        taken.append(learner.network.taken)
+    assert len(steps) == 9
+    assert all(is_subset(after, before) for after, before in steps)
+    assert all(is_subset(before, after) for before, after in zip(taken, taken[1:], strict=False))
+
+
+def test_a_pruner_that_switches_connections_on_is_refused(make_learner):
+    class Growing:
+        def __call__(self, backbone, masks, batches):
+            self.calls = getattr(self, "calls", 0) + 1
+            return {name: torch.full_like(mask, self.calls == 2) for name, mask in masks.items()}
+
+    learner = make_learner(pruner=Growing(), rounds=2)
+    with pytest.raises(ValueError, match="only switch connections off"):
+        learner.learn(make_task(0))
+    assert learner.network.subnetworks == []
+
+
+def test_pruned_free_weights_go_back_to_their_values_after_dense_training(make_learner, monkeypatch):
+    kept = []
+    keep_warm = Draft.keep_warm
+    monkeypatch.setattr(Draft, "keep_warm", lambda self: keep_warm(self) or kept.append(self.warm))
+    learner = make_learner(rounds=2)
+    subnetwork = learner.learn(make_task(0))
+    for name, weight in learner.network.weights.items():
+        off = ~subnetwork.masks[name].expand_as(weight)
+        assert torch.equal(weight[off], kept[0][name][off])
+    assert any(not mask.all() for mask in subnetwork.masks.values())
+
+
+def test_a_failed_task_leaves_the_learner_as_it_was(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(0))
+    before, taken = learner.fingerprint(0), learner.network.taken
+    learner.watch = lambda at: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(make_task(10))
+    learner.watch = None
+    assert learner.fingerprint(0) == before
+    assert learner.network.taken is taken
+    assert len(learner.network.subnetworks) == 1
+    interrupted = learner.learn(make_task(10))
+    fresh = make_learner()
+    fresh.learn(make_task(0))
+    assert all(torch.equal(interrupted.masks[n], m) for n, m in fresh.learn(make_task(10)).masks.items())
+    assert learner.fingerprint(1) == fresh.fingerprint(1)

@@ -1,0 +1,256 @@
+"""Invariant 3: NNrelief equals a slow reference written from the formulas."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import cps
+from cps.activity import observe, unread_channels
+from cps.masks import full_masks
+from cps.pruning import importance
+
+
+def reference_kernel_importance(layer, images):
+    """Frobenius norm of |w_kc| correlated with the batch mean of |x_c|, kernel by kernel (eq. 2 for maps)."""
+    mean = images.abs().mean(dim=0)
+    weight = layer.weight.detach().abs()
+    scores = torch.zeros(weight.shape[:2])
+    per_group = layer.out_channels // layer.groups
+    for k in range(weight.shape[0]):
+        for c in range(weight.shape[1]):
+            channel = (k // per_group) * weight.shape[1] + c
+            flow = F.conv2d(
+                mean[channel][None, None], weight[k, c][None, None],
+                stride=layer.stride, padding=layer.padding, dilation=layer.dilation,
+            )  # fmt: skip
+            scores[k, c] = flow.square().sum().sqrt()
+    return scores
+
+
+def reference_linear_importance(layer, images):
+    """mean |w_ij x_i| over images (eq. 2), one connection at a time."""
+    scores = torch.zeros(layer.weight.shape)
+    for j in range(layer.out_features):
+        for i in range(layer.in_features):
+            scores[j, i] = (layer.weight[j, i].detach() * images[:, i]).abs().mean()
+    return scores
+
+
+def reference_keep(scores, bias, alpha):
+    """The rule, neuron by neuron: sort, keep the fewest whose sum reaches alpha of the total."""
+    keep = torch.zeros_like(scores, dtype=torch.bool)
+    for j, row in enumerate(scores.tolist()):
+        entries = [(score, i) for i, score in enumerate(row)]
+        if bias is not None:
+            entries.append((float(bias[j]), None))
+        total, reached = sum(score for score, _ in entries), 0.0
+        for score, i in sorted(entries, key=lambda entry: -entry[0]):
+            if reached >= alpha * total * (1 - 1e-12) or score == 0:
+                break
+            reached += score
+            if i is not None:
+                keep[j, i] = True
+        if max(row) > 0 and not keep[j].any():
+            keep[j, row.index(max(row))] = True
+    return keep
+
+
+CONVOLUTIONS = {
+    "plain": {"kernel_size": 3},
+    "padded": {"kernel_size": 3, "padding": 1},
+    "strided": {"kernel_size": 3, "padding": 1, "stride": 2},
+    "dilated": {"kernel_size": 3, "padding": 2, "dilation": 2},
+    "pointwise": {"kernel_size": 1},
+    "grouped": {"kernel_size": 3, "groups": 2},
+    "depthwise": {"kernel_size": 3, "groups": 4, "padding": 1},
+    "oblong": {"kernel_size": (1, 3), "stride": (2, 1)},
+}
+
+
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_kernel_importance_equals_the_nested_loops(kind):
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, bias=False, **CONVOLUTIONS[kind])
+    images = torch.randn(6, 4, 9, 7)
+    activity = observe(nn.Sequential(layer), ["0.weight"], [images[:4], images[4:]])
+    scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
+    assert bias is None
+    torch.testing.assert_close(scores[:, :, 0, 0], reference_kernel_importance(layer, images))
+
+
+def test_negative_control_signed_weights_give_other_scores():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(4, 8, 3, bias=False)
+    images = torch.randn(6, 4, 9, 7)
+    signed = F.conv2d(images.abs().mean(0)[:, None], layer.weight[:1, :1].detach()).square().sum().sqrt()
+    assert not torch.isclose(signed, reference_kernel_importance(layer, images)[0, 0])
+
+
+def test_linear_importance_equals_the_nested_loops():
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 4)
+    images = torch.randn(6, 5)
+    activity = observe(nn.Sequential(layer), ["0.weight"], [images])
+    scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
+    torch.testing.assert_close(scores, reference_linear_importance(layer, images))
+    torch.testing.assert_close(bias, layer.bias.detach().abs())
+
+
+def test_tokens_are_averaged():
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 4)
+    tokens = torch.randn(6, 3, 5)
+    seen = observe(nn.Sequential(layer), ["0.weight"], [tokens]).inputs["0.weight"][0]
+    torch.testing.assert_close(seen, tokens.abs().mean(dim=(0, 1)))
+
+
+def test_a_layer_called_twice_is_scored_on_both_signals():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(torch.relu(self.layer(x)))
+
+    torch.manual_seed(0)
+    module, images = Twice(), torch.randn(6, 4)
+    first, second = observe(module, ["layer.weight"], [images]).inputs["layer.weight"]
+    torch.testing.assert_close(first, images.abs().mean(0))
+    torch.testing.assert_close(second, torch.relu(module.layer(images)).detach().abs().mean(0))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=5, max_size=5), min_size=1, max_size=4),
+    st.booleans(),
+    st.sampled_from([0.3, 0.5, 0.7, 0.9, 0.95, 1.0]),
+)
+def test_the_rule_equals_the_reference(rows, with_bias, alpha):
+    scores = torch.tensor(rows, dtype=torch.float64)
+    scores += torch.arange(5) * 1e-3 * (scores > 0)  # no ties: which of two equals stays is nobody's business
+    bias = torch.full((len(rows),), 7.5, dtype=torch.float64) if with_bias else None
+    assert torch.equal(cps.NNrelief(alpha).keep(scores, bias), reference_keep(scores, bias, alpha))
+
+
+def test_alpha_one_keeps_every_connection_that_carries_signal():
+    scores = torch.tensor([[3.0, 1e-6, 0.0], [1.0, 1.0, 1.0]])
+    assert cps.NNrelief(1.0).keep(scores).tolist() == [[True, True, False], [True, True, True]]
+
+
+def test_a_filter_with_one_input_keeps_it():
+    assert cps.NNrelief(0.5).keep(torch.tensor([[0.2], [0.0]])).tolist() == [[True], [False]]
+
+
+def test_a_strong_bias_does_not_take_a_neurons_last_input():
+    assert cps.NNrelief(0.9).keep(torch.tensor([[0.1, 0.2]]), torch.tensor([100.0])).tolist() == [[False, True]]
+
+
+def test_later_rounds_score_masked_weights():
+    """The published code scores pruned weights again and so prunes less than the rule says."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(6, 3, bias=False))
+    images = [torch.ones(4, 6)]
+    first = cps.NNrelief(0.8)(backbone, full_masks(dict(backbone.named_parameters()), on=True), images)
+    with torch.no_grad():
+        backbone[0].weight.masked_fill_(~first["0.weight"], 0.0)
+    second = cps.NNrelief(0.8)(backbone, first, images)["0.weight"]
+    rule = reference_keep(backbone[0].weight.detach().abs(), None, 0.8)
+    assert torch.equal(second, rule & first["0.weight"])
+    assert second.sum() < first["0.weight"].sum()
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.branch = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        signal = torch.relu(self.stem(x))
+        total = self.norm(self.branch(signal))
+        total += signal
+        return total.mean(dim=(2, 3))
+
+
+def masks_of(backbone):
+    return full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
+
+
+def test_a_weak_residual_channel_is_dropped_at_its_source():
+    torch.manual_seed(0)
+    backbone = Residual().eval()
+    with torch.no_grad():
+        backbone.branch.weight[1] *= 1e-3
+        backbone.stem.weight.abs_()
+    masks = cps.NNrelief(0.9)(backbone, masks_of(backbone), [torch.rand(8, 2, 6, 6)])
+    assert masks["branch.weight"].flatten(1).any(dim=1).tolist() == [True, False, True, True]
+    assert masks["stem.weight"].flatten(1).any(dim=1).all()
+
+
+def test_the_residual_rule_is_the_ratio_of_the_paper():
+    """A channel is dropped exactly when |norm(conv x)| / |shortcut| < (1 - alpha) / alpha."""
+    torch.manual_seed(1)
+    backbone, images = Residual().eval(), torch.rand(8, 2, 6, 6)
+    with torch.no_grad():
+        backbone.stem.weight.abs_()
+        backbone.branch.weight *= torch.tensor([0.02, 0.05, 0.2, 1.0])[:, None, None, None]
+        shortcut = torch.relu(backbone.stem(images))
+        branch = backbone.norm(backbone.branch(shortcut))
+    ratio = branch.abs().mean(0).flatten(1).norm(dim=1) / shortcut.abs().mean(0).flatten(1).norm(dim=1)
+    alpha = 1 / (1 + float(ratio.median()) * 1.001)  # between the channels
+    masks = cps.NNrelief(alpha)(backbone, masks_of(backbone), [images])
+    dropped = ~masks["branch.weight"].flatten(1).any(dim=1)
+    assert torch.equal(dropped, ratio < (1 - alpha) / alpha)
+    assert 0 < dropped.sum() < 4
+
+
+def test_a_signal_that_is_read_elsewhere_is_not_dropped_at_an_addition():
+    class ReadTwice(Residual):
+        def forward(self, x):
+            signal = self.stem(x)  # straight into the addition, but the branch reads it too
+            return (signal + self.norm(self.branch(torch.relu(signal)))).mean(dim=(2, 3))
+
+    torch.manual_seed(0)
+    backbone = ReadTwice().eval()
+    with torch.no_grad():
+        backbone.branch.weight *= 100
+        backbone.stem.weight.abs_()
+    masks = cps.NNrelief(0.9)(backbone, masks_of(backbone), [torch.rand(8, 2, 6, 6)])
+    assert masks["stem.weight"].flatten(1).any(dim=1).any()
+
+
+def test_channels_nobody_reads_are_removed_through_the_whole_network():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 1, bias=False), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 3, 1, bias=False), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    ).eval()  # fmt: skip
+    weights = {n: p.detach().clone().abs() for n, p in backbone.named_parameters() if p.ndim > 1}
+    weights["5.weight"][:, 2] = 0  # nobody reads channel 2 of layer 3 ...
+    weights["3.weight"][[0, 1, 3], 1] = 0  # ... which alone reads channel 1 of layer 0
+    unread = unread_channels(backbone, weights, [torch.rand(4, 2, 5, 5)])
+    assert unread["5.weight"].tolist() == [False] * 3
+    assert unread["3.weight"].tolist() == [False, False, True, False]
+    assert unread["0.weight"].tolist() == [False, True, False, False]
+
+
+def test_a_filter_that_receives_nothing_loses_its_inputs():
+    backbone = nn.Sequential(nn.Conv2d(2, 3, 1, bias=False), nn.Flatten()).eval()
+    images = torch.rand(4, 2, 3, 3)
+    images[:, 1] = 0
+    with torch.no_grad():
+        backbone[0].weight.fill_(1.0)
+        backbone[0].weight[1, 0] = 0  # filter 1 only listens to the silent channel
+    masks = cps.NNrelief(0.9)(backbone, masks_of(backbone), [images])["0.weight"]
+    assert masks.flatten(1).tolist() == [[True, False], [False, False], [True, False]]
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
+def test_an_alpha_that_is_no_share_is_refused(alpha):
+    with pytest.raises(ValueError, match="alpha"):
+        cps.NNrelief(alpha)

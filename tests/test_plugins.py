@@ -1,0 +1,138 @@
+"""One checklist for every pruner and selector, ours or a user's."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from conftest import make_task
+
+import cps
+
+
+@cps.setting
+@dataclass(frozen=True)
+class EveryOther:
+    """A user's pruner: every other connection."""
+
+    offset: int = 0
+
+    def __call__(self, backbone, masks, batches):
+        return {
+            n: m & (torch.arange(m.numel()).reshape(m.shape) % 2 == self.offset).to(m.device) for n, m in masks.items()
+        }
+
+
+@dataclass(frozen=True)
+class Energy:
+    """A user's selector: the mean log-sum-exp of the logits."""
+
+    name = "Energy"
+
+    def observe(self, subnetwork, evidence, labels):
+        return {"count": torch.tensor([float(len(labels))])}
+
+    def __call__(self, evidence, statistics, groups):
+        energies = torch.stack([outputs.logits.logsumexp(dim=1) for outputs in evidence], dim=1)
+        return torch.stack([energies[groups == group].mean(dim=0) for group in range(int(groups.max()) + 1)])
+
+
+PRUNERS = [cps.NNrelief(0.9), cps.NNrelief(1.0), cps.NNrelief(0.5), cps.Magnitude(0.5), cps.Magnitude(1.0), EveryOther()]
+SELECTORS = [cps.MaxOutput(), cps.ImportanceSignature(2), cps.ImportanceSignature(1), cps.Oracle(1), Energy()]
+
+
+@pytest.mark.parametrize("pruner", PRUNERS, ids=str)
+def test_every_pruner_passes_the_checklist(pruner):
+    cps.check_pruner(pruner)
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=lambda s: s.name)
+def test_every_selector_passes_the_checklist(selector):
+    cps.check_selector(selector)
+
+
+def test_the_checklist_fails_a_pruner_that_brings_connections_back():
+    class Reviving:
+        def __call__(self, backbone, masks, batches):
+            return {
+                n: torch.ones_like(m) if not m.all() else m & (torch.arange(m.numel()).reshape(m.shape) > 0)
+                for n, m in masks.items()
+            }
+
+    with pytest.raises(AssertionError, match="bring connections back"):
+        cps.check_pruner(Reviving())
+
+
+def test_the_checklist_fails_a_pruner_that_touches_the_network():
+    class Meddling(cps.Magnitude):
+        def __call__(self, backbone, masks, batches):
+            with torch.no_grad():
+                next(backbone.parameters()).add_(1.0)
+            return super().__call__(backbone, masks, batches)
+
+    with pytest.raises(AssertionError, match="must not change the backbone"):
+        cps.check_pruner(Meddling())
+
+
+def test_the_checklist_fails_a_selector_that_keeps_features():
+    class Hoarding(cps.MaxOutput):
+        def observe(self, subnetwork, evidence, labels):
+            return {"all": evidence[-1].features}
+
+    with pytest.raises(AssertionError, match="not its images"):
+        cps.check_selector(Hoarding())
+
+
+def test_the_checklist_fails_a_selector_that_mixes_groups():
+    class Mixing(cps.MaxOutput):
+        def __call__(self, evidence, statistics, groups):
+            return super().__call__(evidence, statistics, groups).cumsum(dim=0)
+
+    with pytest.raises(AssertionError, match="other groups"):
+        cps.check_selector(Mixing())
+
+
+def test_a_learner_works_with_a_users_pruner_and_selector(make_learner, tmp_path):
+    learner = make_learner(pruner=EveryOther(1), selectors=(Energy(), cps.MaxOutput()))
+    learner.learn(make_task(0))
+    learner.learn(make_task(10))
+    images = make_task(10).test[0]
+    learner.save(tmp_path / "model.cps")
+    with pytest.raises(ValueError, match="selectors="):
+        cps.load(tmp_path / "model.cps", learner.network.backbone)
+    loaded = cps.load(
+        tmp_path / "model.cps", learner.network.backbone, selectors=learner.selectors, fabric=learner.fabric
+    )
+    assert loaded.pruner == EveryOther(1)
+    assert loaded.predict(images).classes == learner.predict(images).classes
+
+
+def test_max_output_is_the_formula_of_the_paper(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(0))
+    learner.learn(make_task(10))
+    images = make_task(0).test[0]
+    evidence = learner.evidence(images)
+    sums = [outputs.logits[:5].max(dim=1).values.sum() for outputs in evidence]
+    assert int(learner.predict(images[:5], group_size=5).tasks[0]) == int(torch.stack(sums).argmax())
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_the_signature_is_the_formula_of_the_paper(make_learner, norm):
+    """Distance of the signed means of w_ij times feature_i, over all connections of the head (eqs. 7, 8)."""
+    selector = cps.ImportanceSignature(norm)
+    learner = make_learner(selectors=(selector,))
+    tasks = [make_task(0), make_task(10)]
+    for task in tasks:
+        learner.learn(task)
+    images = tasks[0].test[0][:4]
+    distances = []
+    for index, task in enumerate(tasks):
+        weight = learner.network.subnetworks[index].head["weight"]
+        stored = (weight * learner.evidence(task.train[0])[index].features[:, None]).mean(dim=0)
+        now = (weight * learner.evidence(images)[index].features[:, None]).mean(dim=0)
+        difference = (stored - now).flatten()
+        distances.append(difference.norm() if norm == 2 else difference.abs().mean())
+    scores = selector(
+        learner.evidence(images), learner.network.statistics(selector.name), torch.zeros(4, dtype=torch.long).to(now.device)
+    )
+    torch.testing.assert_close(-scores[0], torch.stack(distances), rtol=1e-4, atol=1e-6)
