@@ -1,0 +1,200 @@
+"""Bad input gives a clear error, and nothing is lost."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import conv_net, make_task
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import cps
+
+GOOD = make_task(10)
+IMAGES, LABELS = GOOD.train
+
+
+def with_pixel(value):
+    images = IMAGES.clone()
+    images[3, 0, 0, 0] = value
+    return images
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+BAD_TASKS = {
+    "no images": (lambda: cps.Task([10, 11], train=(IMAGES[:0], [])), "no images"),
+    "a class learned already": (lambda: cps.Task([0, 11], train=(IMAGES, [0, 11] * 12)), "0 was learned already, in task 0"),
+    "a label out of range": (lambda: cps.Task([10, 11], train=(IMAGES, [10, 12] * 12)), "label 12 is not one of"),
+    "one class only": (lambda: cps.Task([10], train=(IMAGES, [10] * 24)), "at least two"),
+    "no class": (lambda: cps.Task([], train=(IMAGES, [])), "at least two"),
+    "a class twice": (lambda: cps.Task([10, 10], train=(IMAGES, [10] * 24)), "twice"),
+    "a class without images": (lambda: cps.Task([10, 11, 12], train=(IMAGES, LABELS)), "12 has no training image"),
+    "NaN pixels": (lambda: cps.Task([10, 11], train=(with_pixel(torch.nan), LABELS)), "image 3 has NaN or infinite"),
+    "infinite pixels": (lambda: cps.Task([10, 11], train=(with_pixel(-torch.inf), LABELS)), "NaN or infinite"),
+    "wrong channel count": (lambda: cps.Task([10, 11], train=(IMAGES[:, :1], LABELS)), r"expected images of shape \(2, 6, 6\)"),
+    "wrong number of axes": (lambda: cps.Task([10, 11], train=(IMAGES[:, 0], LABELS)), "expected images of shape"),
+    "labels missing": (lambda: cps.Task([10, 11], train=(IMAGES, LABELS[:-1])), "one label per image"),
+    "no data at all": (lambda: cps.Task([10, 11], train=None), "Dataset"),
+    "a stream": (lambda: cps.Task([10, 11], train=Stream()), "Dataset with a length"),
+    "a string label": (lambda: cps.Task([10, 11], train=(IMAGES, ["cat"] * 24)), "'cat' is not one of"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def learned(fabric):
+    torch.manual_seed(0)
+    quick = cps.Training(1, batch_size=16)
+    learner = cps.Learner(conv_net(), rounds=1, train=quick, retrain=quick, fabric=fabric)
+    learner.learn(make_task(0))
+    return learner
+
+
+@pytest.mark.parametrize("what", BAD_TASKS)
+def test_a_bad_task_is_refused_and_nothing_is_lost(learned, what):
+    make, message = BAD_TASKS[what]
+    before = learned.fingerprint(0)
+    with pytest.raises((ValueError, TypeError), match=message):
+        learned.learn(make())
+    assert learned.fingerprint(0) == before
+    assert len(learned.network.subnetworks) == 1
+
+
+def test_bad_pixels_in_a_data_set_are_found_while_it_is_read(make_learner):
+    learner = make_learner()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        learner.learn(cps.Task([10, 11], train=Broken()))
+    assert learner.network.subnetworks == []
+
+
+class Broken(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return with_pixel(torch.nan)[index].numpy(), LABELS[index]
+
+
+def test_a_task_smaller_than_a_batch_is_learned(make_learner):
+    learner = make_learner()
+    images, labels = make_task(0).train
+    learner.learn(cps.Task([0, 1], train=(images[:5], labels[:5])))
+    assert len(learner.predict(images).classes) == 24
+
+
+def test_a_batch_of_one_left_over_is_no_problem_for_batch_norm(make_learner):
+    learner = make_learner(train=cps.Training(1, batch_size=8), retrain=cps.Training(1, batch_size=8))
+    images, labels = make_task(0, images=25).train
+    learner.learn(cps.Task([0, 1], train=(images, labels)))
+
+
+def test_predict_before_learn_is_refused(make_learner):
+    with pytest.raises(RuntimeError, match="nothing has been learned"):
+        make_learner().predict(IMAGES)
+
+
+@pytest.mark.parametrize("task", [1, 7, -1])
+def test_an_unknown_task_is_refused(learned, task):
+    with pytest.raises(ValueError, match="1 were learned"):
+        learned.predict(IMAGES, task=task)
+    with pytest.raises(ValueError, match="1 were learned"):
+        learned.fingerprint(task)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (IMAGES[:, :1], "expected images of shape"),
+        (IMAGES[0, 0, 0], "batch of images"),
+        (with_pixel(torch.nan), "NaN"),
+        ([], "no images"),
+    ],
+)
+def test_bad_images_to_predict_are_refused(learned, images, message):
+    with pytest.raises(ValueError, match=message):
+        learned.predict(images)
+
+
+def test_a_group_size_below_one_is_refused(learned):
+    with pytest.raises(ValueError, match="group_size"):
+        learned.predict(IMAGES, group_size=0)
+
+
+def test_a_diverging_loss_is_said_and_nothing_is_lost(make_learner):
+    learner = make_learner(train=cps.Training(4, cps.SGD(1e30), batch_size=16))
+    with pytest.raises(FloatingPointError, match="learning rate"):
+        learner.learn(make_task(0))
+    assert learner.network.subnetworks == []
+
+
+def test_channels_last_images_are_recognised(make_learner):
+    images = torch.zeros(24, 32, 32, 3, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="channels-last"):
+        make_learner(conv_net(3)).learn(cps.Task([0, 1], train=(images, [0, 1] * 12)))
+
+
+def test_every_form_of_data_gives_the_same_result(make_learner):
+    """Tensors, arrays, a TensorDataset, a Dataset of arrays; ints, names, positions."""
+    images, labels = make_task(0).train
+    local = torch.tensor(labels)
+
+    class Pairs(Dataset):
+        targets = labels
+
+        def __len__(self):
+            return len(images)
+
+        def __getitem__(self, index):
+            return images[index].numpy(), np.int64(labels[index])
+
+    names = ["cat", "dog"]
+    forms = [
+        cps.Task([0, 1], train=(images, labels)),
+        cps.Task([0, 1], train=(images.numpy(), np.array(labels))),
+        cps.Task([0, 1], train=(images.double().numpy(), local)),
+        cps.Task([0, 1], train=TensorDataset(images, local)),
+        cps.Task([0, 1], train=Pairs()),
+        cps.Task(names, train=(images, [names[label] for label in labels])),
+        cps.Task(names, train=(images, labels)),
+        cps.Task(np.array([0, 1]), train=(images, np.array(labels))),
+    ]
+    logits = []
+    for task in forms:
+        learner = make_learner()
+        learner.learn(task)
+        logits.append(learner.evidence(images)[0].logits)
+    assert all(torch.equal(logits[0], other) for other in logits[1:])
+    assert set(make_learner_names(make_learner, forms[5], images)) <= set(names)
+
+
+def make_learner_names(make_learner, task, images):
+    learner = make_learner()
+    learner.learn(task)
+    return learner.predict(images).classes
+
+
+def test_bytes_are_scaled(make_learner):
+    learner = make_learner()
+    images = torch.randint(0, 256, (24, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    learner.learn(cps.Task([0, 1], train=(images, [0, 1] * 12)))
+    scaled = learner.evidence(images.float() / 255)[0].logits
+    assert torch.equal(learner.evidence(images)[0].logits, scaled)
+
+
+def test_a_full_network_says_so_before_it_hurts(make_learner):
+    learner = make_learner(rounds=0)
+    learner.learn(make_task(0))
+    with pytest.warns(cps.CapacityWarning, match=r"2 of 2 layers .* \('0' 0.0%"):
+        learner.learn(make_task(10))
+
+
+def test_a_network_with_nothing_left_to_learn_is_a_capacity_error(make_learner):
+    bare = nn.Sequential(nn.Flatten(), nn.Linear(72, 8, bias=False), nn.ReLU())
+    learner = make_learner(bare, rounds=0)
+    learner.learn(make_task(0))
+    before = learner.fingerprint(0)
+    with pytest.raises(cps.CapacityError, match="no free weights"):
+        learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before

@@ -1,0 +1,239 @@
+"""Invariant 6: a model file round-trips exactly; a damaged or hostile one gives a clear error and runs no code."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import conv_net, make_task
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import cps
+from cps import storage
+from cps.masks import full_masks, pack, unpack
+from cps.network import SharedNetwork
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    """Return a learner with two tasks of named classes, and its model file."""
+    torch.manual_seed(0)
+    training = cps.Training(1, cps.SGD(0.01), cps.Steps((1,), 0.5), batch_size=16)
+    learner = cps.Learner(
+        conv_net(), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu"),
+        normalize=cps.Normalize((0.5, 0.5), (0.2, 0.2)), augment=cps.Chain((cps.PadCrop(1), cps.Flip())),
+    )  # fmt: skip
+    images, labels = make_task(0).train
+    learner.learn(cps.Task(["häschen", "cat\n"], train=(images, [label % 2 for label in labels])))
+    learner.learn(make_task(10))
+    path = tmp_path_factory.mktemp("model") / "model.cps"
+    learner.save(path)
+    return learner, path
+
+
+def test_a_model_file_round_trips_exactly(learned, tmp_path):
+    learner, path = learned
+    loaded = cps.load(path, conv_net(), fabric=learner.fabric)
+    for task in range(2):
+        assert loaded.fingerprint(task) == learner.fingerprint(task)
+        ours, theirs = learner.network.subnetworks[task], loaded.network.subnetworks[task]
+        assert ours.classes == theirs.classes
+        for name, kept in ours.statistics.items():
+            assert all(torch.equal(value, theirs.statistics[name][key]) for key, value in kept.items())
+    for part in ("weights", "initial", "taken"):
+        ours, theirs = getattr(learner.network, part), getattr(loaded.network, part)
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    for name in ("train", "retrain", "pruner", "rounds", "augment", "normalize", "selectors", "seed"):
+        assert getattr(loaded, name) == getattr(learner, name)
+    loaded.save(tmp_path / "again.cps")
+    again = cps.load(tmp_path / "again.cps", conv_net())
+    assert again.fingerprint(1) == learner.fingerprint(1)
+
+
+def test_a_loaded_learner_learns_on_as_the_original_would(learned, tmp_path):
+    _, path = learned
+    first, second = (cps.load(path, conv_net(), fabric=learned[0].fabric) for _ in range(2))
+    first.learn(make_task(20))
+    first.save(tmp_path / "three.cps")
+    second.learn(make_task(20))
+    assert first.fingerprint(2) == second.fingerprint(2)
+
+
+def test_any_safetensors_reader_opens_it(learned):
+    tensors = load_file(learned[1])
+    assert tensors["weight/0.weight"].shape == (8, 2, 3, 3)
+    assert tensors["task/1/mask/3.weight"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("keep", [0, 1, 7, 8, 100, 0.5, 0.99])
+def test_a_truncated_file_is_refused(learned, tmp_path, keep):
+    content = learned[1].read_bytes()
+    path = tmp_path / "short.cps"
+    path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    with pytest.raises(cps.FileError, match=r"short\.cps"):
+        cps.load(path, conv_net())
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_every_flipped_bit_is_noticed(learned, tmp_path, data):
+    content = bytearray(learned[1].read_bytes())
+    position = data.draw(st.integers(0, len(content) - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "flipped.cps"
+    path.write_bytes(content)
+    try:
+        loaded = cps.load(path, conv_net(), fabric=learned[0].fabric)
+    except cps.FileError:
+        return
+    # Only a flip in the padding of the header, which carries nothing, may pass.
+    assert [loaded.fingerprint(t) for t in range(2)] == [learned[0].fingerprint(t) for t in range(2)]
+    assert loaded.network.subnetworks[0].classes == ("häschen", "cat\n")
+
+
+def test_a_flipped_bit_in_a_tensor_names_the_tensor(learned, tmp_path):
+    content = bytearray(learned[1].read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "flipped.cps").write_bytes(content)
+    with pytest.raises(cps.FileError, match=r"tensor '.+' is not what was written"):
+        cps.load(tmp_path / "flipped.cps", conv_net())
+
+
+def rewrite(learned, path, *, tensors=None, header=None, **metadata):
+    """Write a file that differs as told but has correct digests, as a hostile one would."""
+    with safe_open(learned[1], framework="pt") as file:
+        known = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        meta = dict(file.metadata())
+    known = {name: value for name, value in {**known, **(tensors or {})}.items() if value is not None}
+    content = {**json.loads(meta["header"]), **(header or {})}
+    content["digests"] = {name: storage.digest({name: value}) for name, value in known.items()}
+    text = json.dumps(content)
+    save_file(known, path, {**meta, "header": text, "digest": storage._sha(text), **metadata})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tensors": {"weight/0.weight": torch.zeros(8, 2, 5, 5)}}, r"tensor 'weight/0.weight' is float32 \(8, 2, 5, 5\)"),
+        ({"tensors": {"weight/0.weight": torch.zeros(8, 2, 3, 3, dtype=torch.float64)}}, "float64"),
+        ({"tensors": {"task/1/head/bias": None}}, "'task/1/head/bias' is missing"),
+        ({"tensors": {"task/7/head/bias": torch.zeros(2)}}, "unexpected tensor 'task/7/head/bias'"),
+        ({"tensors": {"taken/3.weight": torch.zeros(12, dtype=torch.uint8)}}, "not marked as taken"),
+        ({"tensors": {"task/0/mask/0.weight": torch.zeros(1, dtype=torch.uint8)}}, "mask/0.weight"),
+        ({"tensors": {"task/0/head/weight": torch.zeros(2, 12)}}, "task 0 is not the subnetwork that was sealed"),
+        ({"header": {"classes": [["a"], ["b"]]}}, "head/weight"),
+        ({"header": {"classes": [["a", "b"], ["a", "c"]]}}, "appears twice"),
+        ({"header": {"classes": "os.system"}}, "damaged header"),
+        ({"header": {"classes": [[["a"], "b"], ["c", "d"]]}}, "damaged header"),
+        ({"header": {"features": [10**12, 12]}}, "damaged header"),
+        ({"header": {"input_shape": [-1]}}, "damaged header"),
+        ({"header": {"settings": {"train": {"type": "Training", "epochs": 3, "evil": 1}}}}, "damaged setting"),
+        ({"header": {"settings": {"train": {"type": "Training", "epochs": -3}}}}, "epochs must not be negative"),
+        ({"version": "2"}, "update cps"),
+        ({"version": "x"}, "damaged"),
+        ({"format": "cps checkpoint"}, "not a cps model file"),
+        ({"header": {"statistics": [{"MaxOutput": ["../../x"]}, {}]}}, "statistics"),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_hostile_file_is_refused_with_what_is_wrong(learned, tmp_path, change, message):
+    rewrite(learned, tmp_path / "hostile.cps", **change)
+    with pytest.raises(cps.FileError, match=message):
+        cps.load(tmp_path / "hostile.cps", conv_net(), fabric=learned[0].fabric)
+
+
+def test_negative_control_an_unchanged_rewritten_file_loads(learned, tmp_path):
+    rewrite(learned, tmp_path / "same.cps")
+    assert cps.load(tmp_path / "same.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)
+
+
+def test_a_setting_that_names_foreign_code_is_not_imported(learned, tmp_path):
+    hostile = {"type": "subprocess.Popen", "args": ["touch", str(tmp_path / "ran")]}
+    with safe_open(learned[1], framework="pt") as file:
+        known = json.loads(file.metadata()["header"])["settings"]
+    rewrite(learned, tmp_path / "hostile.cps", header={"settings": {**known, "pruner": hostile}})
+    with pytest.raises(ValueError, match="pass pruner="):
+        cps.load(tmp_path / "hostile.cps", conv_net())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pickle_is_refused_and_not_run(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (tmp_path / "evil.cps").write_bytes(pickle.dumps(Evil()))
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "torch.cps")
+    for name in ("evil.cps", "torch.cps"):
+        with pytest.raises(cps.FileError):
+            cps.load(tmp_path / name, conv_net())
+    assert not (tmp_path / "ran").exists()
+
+
+def test_another_backbone_is_refused_with_the_tensor_that_differs(learned):
+    wider = nn.Sequential(nn.Conv2d(2, 9, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(cps.FileError, match=r"weight/0.weight' is float32 \(8, 2, 3, 3\), expected float32 \(9"):
+        cps.load(learned[1], wider)
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nothing.cps"):
+        cps.load(tmp_path / "nothing.cps", conv_net())
+
+
+FULL_DISK = """
+import resource, sys, cps
+from conftest import conv_net
+learner = cps.load(sys.argv[1], conv_net())
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    learner.save(sys.argv[1])
+except OSError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_while_saving_loses_nothing(learned, tmp_path):
+    path = tmp_path / "model.cps"
+    path.write_bytes(learned[1].read_bytes())
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "untouched" in done.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.cps"]
+    assert cps.load(path, conv_net()).fingerprint(1) == learned[0].fingerprint(1)
+
+
+def test_masks_survive_packing():
+    draws = torch.Generator().manual_seed(0)
+    for shape in ((1,), (3, 5), (7, 3, 1, 1), (16, 16)):
+        mask = torch.rand(shape, generator=draws) > 0.5
+        assert torch.equal(unpack(pack(mask), shape), mask)
+        assert pack(mask).numel() == -(-mask.numel() // 8)
+
+
+def test_one_more_task_of_resnet18_costs_at_most_a_fifth_of_a_mebibyte_beside_norms_and_head(tmp_path):
+    network = SharedNetwork(cps.resnet18())
+    sizes = []
+    for task in range(2):
+        draft = network.grow([2 * task, 2 * task + 1], 512, torch.Generator())
+        network.input_shape = (3, 8, 8)
+        network.seal(draft)
+        from cps.modelfile import write_model
+
+        write_model(tmp_path / "model.cps", network, {})
+        sizes.append((tmp_path / "model.cps").stat().st_size)
+        network.taken = full_masks(network.weights, on=False) if task == 0 else network.taken
+    subnetwork = network.subnetworks[-1]
+    own = sum(4 * np.prod(value.shape) for value in (*subnetwork.private.values(), *subnetwork.head.values()))
+    assert sizes[1] - sizes[0] - own < 0.2 * 2**20
