@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from conftest import conv_net, make_task
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
+from conftest import conv_net, make_task
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import conv_net, make_task
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -18,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import cps
+from conftest import conv_net, make_task
 from cps import storage
 from cps.masks import full_masks, pack, unpack
 from cps.network import SharedNetwork

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import make_task
 
 import cps
+from conftest import make_task
 
 
 @cps.setting
@@ -36,7 +36,14 @@ class Energy:
         return torch.stack([energies[groups == group].mean(dim=0) for group in range(int(groups.max()) + 1)])
 
 
-PRUNERS = [cps.NNrelief(0.9), cps.NNrelief(1.0), cps.NNrelief(0.5), cps.Magnitude(0.5), cps.Magnitude(1.0), EveryOther()]
+PRUNERS = [
+    cps.NNrelief(0.9),
+    cps.NNrelief(1.0),
+    cps.NNrelief(0.5),
+    cps.Magnitude(0.5),
+    cps.Magnitude(1.0),
+    EveryOther(),
+]
 SELECTORS = [cps.MaxOutput(), cps.ImportanceSignature(2), cps.ImportanceSignature(1), cps.Oracle(1), Energy()]
 
 
@@ -133,6 +140,8 @@ def test_the_signature_is_the_formula_of_the_paper(make_learner, norm):
         difference = (stored - now).flatten()
         distances.append(difference.norm() if norm == 2 else difference.abs().mean())
     scores = selector(
-        learner.evidence(images), learner.network.statistics(selector.name), torch.zeros(4, dtype=torch.long).to(now.device)
+        learner.evidence(images),
+        learner.network.statistics(selector.name),
+        torch.zeros(4, dtype=torch.long).to(now.device),
     )
     torch.testing.assert_close(-scores[0], torch.stack(distances), rtol=1e-4, atol=1e-6)

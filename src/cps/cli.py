@@ -1,12 +1,14 @@
 """The command line: `cps bench` runs an experiment, `cps report` makes its page again."""
 
 import json
-import sys
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -25,6 +27,23 @@ console = Console()
 errors = Console(stderr=True)
 
 
+def _in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
+    """Say errors in one line instead of a traceback, and after Ctrl-C how to go on."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except KeyboardInterrupt:
+            errors.print("\nStopped. What was learned is saved: give the same command again to go on.")
+            raise typer.Exit(130) from None
+        except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
+            errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from None
+
+    return wrapped
+
+
 def _version(show: bool) -> None:
     if show:
         console.print(f"cps {cps.__version__}")
@@ -38,6 +57,7 @@ def _options(
 
 
 @app.command()
+@_in_plain_words
 def bench(
     recipe: Annotated[str | None, typer.Argument(help="Which experiment; see --list.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: runs/RECIPE]")] = None,
@@ -84,6 +104,7 @@ def bench(
 
 
 @app.command()
+@_in_plain_words
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their results.json.")],
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
@@ -97,24 +118,8 @@ def report(
 
 
 def main() -> None:
-    """Run the command line; errors are one line, and Ctrl-C says how to go on."""
-    try:
-        app(standalone_mode=False)
-    except KeyboardInterrupt:
-        errors.print("\nStopped. The last epoch is saved: give the same command again to go on.")
-        sys.exit(130)
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "show"):  # a wrong option or argument
-            error.show()  # pyright: ignore
-            sys.exit(error.exit_code)  # pyright: ignore
-        if not isinstance(error, (ValueError, OSError, RuntimeError, FloatingPointError)):
-            raise
-        errors.print(f"[red]error:[/red] {error}", highlight=False)
-        sys.exit(1)
+    """Run the command line."""
+    app()
 
 
 def _recipe(name: str) -> "Recipe":

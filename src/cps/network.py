@@ -78,7 +78,7 @@ class SharedNetwork:
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
         self._check_capacity()
-        head = nn.Linear(features, len(classes))
+        head = nn.utils.skip_init(nn.Linear, features, len(classes))  # drawn from our generator, not torch's
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)

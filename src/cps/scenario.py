@@ -130,7 +130,9 @@ def _labels_of(data: Data) -> list[ClassName]:
         return plain_labels(data[1])
     if isinstance(data, Dataset):
         known = known_labels(data)
-        return known if known is not None else plain_labels([item[1] for item in data])  # pyright: ignore
+        if known is None:
+            known = [data[index][1] for index in range(len(data))]  # pyright: ignore[reportArgumentType]
+        return plain_labels(known)
     raise TypeError(f"expected a torch Dataset or a pair (images, labels), got {type(data).__name__}")
 
 

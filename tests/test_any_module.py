@@ -1,0 +1,252 @@
+"""The library works on any module, and refuses what it cannot handle by name."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torch.nn.utils import parametrizations
+
+import cps
+from conftest import conv_net, make_task
+from cps.draft import Draft
+
+
+class VisionTransformer(nn.Module):
+    """A small transformer with plain linear layers: patches, two blocks, a class token."""
+
+    def __init__(self, dim=16, tokens=4):
+        super().__init__()
+        self.patches = nn.Conv2d(2, dim, 4, stride=4)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.places = nn.Parameter(0.02 * torch.randn(1, tokens + 1, dim))
+        self.blocks = nn.ModuleList([TransformerBlock(dim) for _ in range(2)])
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, images):
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1) + self.places
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)[:, 0]
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Dropout(0.1), nn.Linear(2 * dim, dim))
+
+    def forward(self, x):
+        y = self.norm1(x)
+        attention = torch.softmax(self.query(y) @ self.key(y).transpose(1, 2) / 4, dim=-1)
+        x = x + self.out(attention @ self.value(y))
+        return x + self.mlp(self.norm2(x))
+
+
+def mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(128, 32), nn.ReLU(), nn.Linear(32, 16), nn.LayerNorm(16))
+
+
+def torchvision_resnet18():
+    module = torchvision.models.resnet18()
+    module.conv1 = nn.Conv2d(2, 64, 3, padding=1, bias=False)
+    module.fc = nn.Identity()
+    return module
+
+
+def mobilenet():
+    module = torchvision.models.mobilenet_v3_small()
+    module.features[0][0] = nn.Conv2d(2, 16, 3, stride=2, padding=1, bias=False)
+    return module
+
+
+def transformer_of_torch():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.patches = nn.Conv2d(2, 16, 4, stride=4)
+            self.encoder = layer
+
+        def forward(self, images):
+            return self.encoder(self.patches(images).flatten(2).transpose(1, 2)).mean(dim=1)
+
+    return Encoder()
+
+
+BACKBONES = {
+    "mlp": mlp,
+    "plain cnn with biases": conv_net,
+    "resnet18(1/3)": lambda: cps.resnet18(2, widths=(4, 8, 12, 16)),
+    "resnet32": lambda: cps.resnet32(2),
+    "torchvision resnet18": torchvision_resnet18,
+    "mobilenet_v3_small": mobilenet,
+    "vision transformer": VisionTransformer,
+    "torch's transformer": transformer_of_torch,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*layers without masks")
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_kind_of_backbone_learns_prunes_and_never_forgets(make_learner, tmp_path, name):
+    torch.manual_seed(0)
+    backbone = BACKBONES[name]()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    quick = cps.Training(1, cps.Adam(1e-3), batch_size=16)
+    learner = make_learner(backbone, train=quick, retrain=quick)
+    tasks = [make_task(10 * index, shape=(2, 8, 8)) for index in range(2)]
+    first = learner.learn(tasks[0])
+    assert any(not mask.all() for mask in first.masks.values())
+    fingerprint = learner.fingerprint(0)
+    learner.learn(tasks[1])
+    assert learner.fingerprint(0) == fingerprint
+    learner.save(tmp_path / "model.cps")
+    torch.manual_seed(1)
+    loaded = cps.load(tmp_path / "model.cps", BACKBONES[name](), fabric=learner.fabric)
+    assert loaded.fingerprint(0) == fingerprint
+    assert loaded.predict(tasks[1].test[0]).classes == learner.predict(tasks[1].test[0]).classes
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+
+
+def test_depthwise_filters_keep_their_only_input(make_learner):
+    class Separable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pointwise = nn.Conv2d(2, 6, 1)
+            self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+
+        def forward(self, images):
+            return torch.relu(self.depthwise(torch.relu(self.pointwise(images)))).flatten(1)
+
+    learner = make_learner(Separable(), pruner=cps.NNrelief(0.6), rounds=3)
+    masks = learner.learn(make_task(0)).masks
+    assert masks["depthwise.weight"].any()
+
+
+def tied():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(72, 72), nn.Linear(72, 72))
+    module[2].weight = module[1].weight
+    return module
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(72, 8), nn.Linear(72, 8)
+
+    def forward(self, images):
+        return self.used(images.flatten(1))
+
+
+def traced():
+    return torch.jit.trace(conv_net().eval(), torch.zeros(2, 2, 6, 6))
+
+
+REFUSED = {
+    "a tied weight": (tied, "'1.weight' and '2.weight' are one tied weight"),
+    "a layer that never runs": (Unused, "layer 'spare' did not run"),
+    "a computed weight": (lambda: nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(72, 4))), "'1' computes"),
+    "no shared weight": (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(72)), "no Conv2d or Linear"),
+    "a lazy layer": (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(4)), "lazy"),
+    "complex weights": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 4, dtype=torch.complex64)), "complex64"),
+    "features that are maps": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"features of shape \(N, d\)"),
+    "several outputs": (lambda: Several(), "one tensor of features"),
+    "compiled TorchScript": (traced, "TorchScript"),
+    "the wrong channel count": (lambda: conv_net(5), r"cannot process images of shape \(2, 6, 6\)"),
+}  # fmt: skip
+
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(72, 4)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1)), images
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_handled_is_refused_by_name(make_learner, what):
+    make, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        make_learner(make()).learn(make_task(0))
+
+
+def test_layers_without_masks_are_private_and_said_so(make_learner):
+    class WithConv1d(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(2, 16, 3)
+            self.layer = nn.Linear(16, 4)
+
+        def forward(self, images):
+            return self.layer(self.conv(images.flatten(2)).mean(dim=2))
+
+    with pytest.warns(UserWarning, match=r"'conv.weight', 96\); every task keeps its own copy"):
+        learner = make_learner(WithConv1d())
+    learner.learn(make_task(0))
+    before = learner.fingerprint(0)
+    learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
+
+
+def test_a_module_called_twice_is_handled(make_learner):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.layer = nn.Linear(72, 16), nn.Linear(16, 16)
+
+        def forward(self, images):
+            return self.layer(torch.relu(self.layer(self.stem(images.flatten(1)))))
+
+    learner = make_learner(Twice())
+    learner.learn(make_task(0))
+    before = learner.fingerprint(0)
+    learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
+
+
+def test_weights_the_user_froze_stay_as_they_are(make_learner):
+    backbone = conv_net()
+    backbone[0].weight.requires_grad_(False)
+    backbone[1].bias.requires_grad_(False)
+    learner = make_learner(backbone)
+    subnetwork = learner.learn(make_task(0))
+    assert torch.equal(learner.network.weights["0.weight"].cpu(), backbone[0].weight)
+    assert torch.equal(subnetwork.private["1.bias"].cpu(), backbone[1].bias)
+    assert not torch.equal(subnetwork.private["1.weight"].cpu(), backbone[1].weight)
+
+
+def test_zero_rounds_is_cps_frozen(make_learner, monkeypatch):
+    """All convolutions are learned with the first task and shared whole; later tasks learn norms and head."""
+    learner = make_learner(rounds=0)
+    learner.learn(make_task(0))
+    shared = {name: value.clone() for name, value in learner.network.weights.items()}
+    second = learner.learn(make_task(10))
+    assert all(torch.equal(value, shared[name]) for name, value in learner.network.weights.items())
+    assert all(mask.all() for mask in second.masks.values())
+    first = learner.network.subnetworks[0]
+    assert not torch.equal(first.private["1.weight"], second.private["1.weight"])
+
+
+def test_private_parts_start_from_what_the_backbone_came_with(make_learner, monkeypatch):
+    backbone = conv_net()
+    with torch.no_grad():
+        backbone[1].weight.fill_(3.0)
+        backbone[1].running_mean.fill_(0.5)
+    learner = make_learner(backbone)
+    learner.learn(make_task(0))
+    started = []
+    original = Draft.__init__
+
+    def note(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        started.append({name: value.clone() for name, value in self.private().items()})
+
+    monkeypatch.setattr(Draft, "__init__", note)
+    learner.learn(make_task(10))
+    assert started[0]["1.weight"].eq(3.0).all()
+    assert started[0]["1.running_mean"].eq(0.5).all()

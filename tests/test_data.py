@@ -1,0 +1,149 @@
+"""Scenarios, examples, augmentation and schedules."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+import cps
+from conftest import make_task
+from cps.data import as_examples, as_images
+from cps.subnetwork import local_labels
+from cps.training import epoch_order
+
+LABELS = np.repeat(np.arange(10), 6)
+IMAGES = np.arange(60, dtype=np.float32)[:, None].repeat(3, axis=1)
+
+
+def test_every_class_is_in_exactly_one_task():
+    scenario = cps.split_by_class((IMAGES, LABELS), (IMAGES, LABELS), sizes=2)
+    assert [task.classes for task in scenario] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    for task in scenario:
+        assert set(task.train[1]) == set(task.test[1]) == set(task.classes)
+        assert all(LABELS[int(image[0])] == label for image, label in zip(*task.train, strict=True))
+
+
+def test_unequal_tasks_as_in_50_plus_5_times_10():
+    scenario = cps.split_by_class((IMAGES, LABELS), sizes=[5, 1, 1, 1, 1, 1])
+    assert [len(task.classes) for task in scenario] == [5, 1, 1, 1, 1, 1]
+
+
+def test_the_order_of_a_seed_is_that_of_icarl():
+    scenario = cps.split_by_class((IMAGES, LABELS), sizes=5, order=1993)
+    np.random.seed(1993)
+    expected = np.random.permutation(10).tolist()
+    assert [name for task in scenario for name in task.classes] == expected
+    assert scenario.order == 1993
+
+
+def test_a_given_order_is_taken_and_must_name_every_class():
+    order = list(range(9, -1, -1))
+    assert cps.split_by_class((IMAGES, LABELS), sizes=5, order=order)[0].classes == (9, 8, 7, 6, 5)
+    with pytest.raises(ValueError, match="every class"):
+        cps.split_by_class((IMAGES, LABELS), sizes=5, order=[1, 2])
+
+
+def test_validation_images_come_from_each_class_and_are_not_trained_on():
+    task = cps.split_by_class((IMAGES, LABELS), sizes=2, validation=0.3)[0]
+    train, val = set(task.train[0][:, 0].tolist()), set(task.val[0][:, 0].tolist())
+    assert train | val == set(range(12))
+    assert not train & val
+    assert sorted(task.val[1]) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("sizes", [0, [3, 3], [5, 5, 0], [-1, 11]])
+def test_sizes_that_do_not_fit_are_refused(sizes):
+    with pytest.raises(ValueError, match="size"):
+        cps.split_by_class((IMAGES, LABELS), sizes=sizes)
+
+
+class Pictures(Dataset):
+    """A data set of grey PIL pictures with named classes, whose labels only reading tells."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return Image.fromarray(np.full((5, 4), index, dtype=np.uint8)), ["cat", "dog"][index % 2]
+
+
+def test_a_data_set_of_pictures_with_names_can_be_cut_and_read():
+    scenario = cps.split_by_class(Pictures(), sizes=1)
+    assert [task.classes for task in scenario] == [("cat",), ("dog",)]
+    examples = as_examples(scenario[1].train, lambda labels: local_labels(("dog",), labels))
+    images, labels = next(examples.batches([torch.tensor([0, 2])]))
+    assert images.shape == (2, 1, 5, 4)
+    assert images[:, 0, 0, 0].tolist() == [1, 5]
+    assert labels.tolist() == [0, 0]
+    assert as_images(Pictures()).shape == (8, 1, 5, 4)
+
+
+def test_a_data_set_is_learned_with_worker_processes(make_learner):
+    images, labels = make_task(0).train
+    learner = make_learner(workers=2)
+
+    learner.learn(cps.Task([0, 1], train=ListDataset(images, labels)))
+    alone = make_learner()
+    alone.learn(cps.Task([0, 1], train=(images, labels)))
+    assert learner.fingerprint(0) == alone.fingerprint(0)
+
+
+class ListDataset(Dataset):
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+def test_pad_crop_shifts_each_image_by_its_own_draw():
+    images = torch.arange(1, 401, dtype=torch.uint8).reshape(25, 1, 4, 4).clamp_min(1)
+    shifted = cps.PadCrop(1)(images, torch.Generator().manual_seed(0))
+    padded = torch.nn.functional.pad(images, [1] * 4)
+    found = set()
+    for index, image in enumerate(shifted):
+        places = [
+            (top, left)
+            for top in range(3)
+            for left in range(3)
+            if torch.equal(padded[index, :, top : top + 4, left : left + 4], image)
+        ]
+        assert places
+        found.update(places)
+    assert len(found) > 3
+
+
+def test_flip_mirrors_about_half_of_the_images():
+    images = torch.rand(200, 1, 3, 3)
+    flipped = cps.Flip()(images, torch.Generator().manual_seed(0))
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(dim=1)
+    kept = (flipped == images).flatten(1).all(dim=1)
+    assert (mirrored | kept).all()
+    assert 60 < int(mirrored.sum()) < 140
+
+
+def test_schedules_are_the_papers():
+    steps = cps.Steps((20, 40, 60), 0.2)
+    assert [round(steps(epoch, 70), 6) for epoch in (0, 19.9, 20, 45, 69)] == [1, 1, 0.2, 0.04, 0.008]
+    cosine = cps.Cosine(warmup=2)
+    assert cosine(0, 10) < 0.01
+    assert cosine(2, 10) == 1
+    assert cosine(6, 10) == pytest.approx(0.5)
+    assert cosine(10, 10) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("images", "batch", "processes"), [(10, 4, 1), (9, 4, 1), (10, 4, 2), (3, 128, 1), (9, 4, 2)])
+def test_an_epoch_has_each_image_once_and_no_batch_too_small_to_normalise(images, batch, processes):
+    batches = list(epoch_order(images, batch, torch.Generator().manual_seed(0), processes))
+    seen = torch.cat(batches).tolist()
+    assert len(set(seen)) == len(seen) >= images - 2 * processes + 1
+    assert all(len(indices) >= 2 * processes for indices in batches)
+
+
+def test_an_epoch_too_small_for_its_processes_is_refused():
+    with pytest.raises(ValueError, match="too few"):
+        list(epoch_order(1, 4, torch.Generator(), 2))

@@ -1,0 +1,103 @@
+"""Evaluation is what predicting task by task would give, from one pass over the images."""
+
+import numpy as np
+import pytest
+import torch
+
+import cps
+from conftest import make_task
+from cps.evaluation import _shuffled_groups
+from cps.network import SharedNetwork
+from cps.selection import consecutive_groups
+
+
+@pytest.fixture
+def learned(make_learner):
+    learner = make_learner()
+    tasks = [make_task(10 * index, test=13, seed=3) for index in range(3)]
+    for task in tasks:
+        learner.learn(task)
+    return learner, tasks
+
+
+def test_accuracy_of_single_images_equals_prediction(learned):
+    learner, tasks = learned
+    results = cps.evaluate(learner, tasks, group_sizes=[1])
+    for selector in learner.selectors:
+        last = results["class_il"][selector.name]["1"]["accuracy"][-1]
+        for task, accuracy in zip(tasks, last, strict=True):
+            predicted = learner.predict(task.test[0], selector=selector).classes
+            assert accuracy == pytest.approx(
+                100 * np.mean([p == t for p, t in zip(predicted, task.test[1], strict=True)])
+            )
+
+
+def test_earlier_rows_are_what_the_learner_said_then(make_learner):
+    learner = make_learner()
+    tasks = [make_task(10 * index, seed=4) for index in range(3)]
+    rows = []
+    for index, task in enumerate(tasks):
+        learner.learn(task)
+        rows.append(cps.evaluate(learner, tasks[: index + 1], group_sizes=[1, 4]))
+    final = rows[-1]["class_il"]["MaxOutput"]
+    for after in range(3):
+        for size in ("1", "4"):
+            then = rows[after]["class_il"]["MaxOutput"][size]
+            assert final[size]["accuracy"][after][: after + 1] == then["accuracy"][-1]
+            assert final[size]["selection"][after][: after + 1] == then["selection"][-1]
+
+
+def test_task_il_is_prediction_with_the_task_given_and_forgets_nothing(learned):
+    learner, tasks = learned
+    task_il = cps.evaluate(learner, tasks, group_sizes=[1])["task_il"]
+    assert task_il["BWT"] == 0
+    for index, task in enumerate(tasks):
+        predicted = learner.predict(task.test[0], task=index).classes
+        right = np.mean([p == t for p, t in zip(predicted, task.test[1], strict=True)])
+        assert task_il["accuracy"][-1][index] == pytest.approx(100 * right)
+
+
+def test_the_oracle_selects_what_task_il_is(learned):
+    learner, tasks = learned
+    images = tasks[2].test[0]
+    told = learner.predict(images, task=2)
+    assert learner.predict(images, selector=cps.Oracle(2)).classes == told.classes
+
+
+def test_each_image_passes_each_subnetwork_once(learned, monkeypatch):
+    learner, tasks = learned
+    calls = []
+    outputs = SharedNetwork.outputs
+    monkeypatch.setattr(
+        SharedNetwork, "outputs", lambda self, batches, task: calls.append(task) or outputs(self, batches, task)
+    )
+    cps.evaluate(learner, tasks, group_sizes=[1, 2, 5, 10, 20, 50])
+    assert sorted(calls) == sorted([0, 1, 2] * 3)
+
+
+def test_groups_are_drawn_at_random_and_the_last_may_be_smaller():
+    groups = _shuffled_groups(13, 5, seed=0, on=0)
+    assert sorted(torch.bincount(groups).tolist()) == [3, 5, 5]
+    assert not torch.equal(groups, consecutive_groups(13, 5))
+    assert torch.equal(groups, _shuffled_groups(13, 5, seed=0, on=0))
+
+
+def test_a_group_shares_its_task_and_a_mistaken_one_is_wrong_whole(learned):
+    learner, tasks = learned
+    prediction = learner.predict(tasks[0].test[0], group_size=5)
+    for start in (0, 5, 10):
+        assert len(set(prediction.tasks[start : start + 5].tolist())) == 1
+    entry = cps.evaluate(learner, tasks, group_sizes=[13])["class_il"]["MaxOutput"]["13"]
+    assert all(value in (0, 100) for row in entry["selection"] for value in row if value is not None)
+
+
+def test_more_images_in_a_group_help_on_separable_tasks(learned):
+    learner, tasks = learned
+    by_size = cps.evaluate(learner, tasks, group_sizes=[1, 13])["class_il"]["ImportanceSignature"]
+    assert by_size["13"]["ACC"] >= by_size["1"]["ACC"]
+
+
+def test_confidence_is_a_share(learned):
+    learner, tasks = learned
+    prediction = learner.predict(tasks[1].test[0])
+    assert ((prediction.confidence >= 0.5) & (prediction.confidence <= 1)).all()  # two classes a task

@@ -1,0 +1,161 @@
+"""Invariant 5: the same seed gives the same result; a run that was killed ends as one that was not."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+import cps
+from conftest import conv_net, make_task
+from cps import checkpoint
+
+
+def fingerprints(learner):
+    return [learner.fingerprint(task) for task in range(len(learner.network.subnetworks))]
+
+
+class Dropping(torch.nn.Sequential):
+    """A network with dropout, so that resuming must restore its randomness too."""
+
+    def __init__(self):
+        super().__init__(*conv_net(), torch.nn.Dropout(0.3))
+
+
+@pytest.mark.parametrize("optimizer", [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=str)
+def test_an_interrupted_run_equals_an_uninterrupted_one_at_every_epoch(make_learner, tmp_path, monkeypatch, optimizer):
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)  # epochs this short would be skipped
+    training = cps.Training(2, optimizer, cps.Cosine(), batch_size=8)
+    settings = {"train": training, "retrain": training, "rounds": 2, "augment": cps.PadCrop(1)}
+
+    def make():
+        torch.manual_seed(0)
+        return make_learner(Dropping(), **settings)
+
+    whole = make()
+    whole.learn(make_task(0))
+    whole.learn(make_task(10))
+    for stop in range(1, 7):
+        learner = make()
+        learner.learn(make_task(0))
+        seen = []
+
+        def stop_here(at, seen=seen, stop=stop):
+            seen.append(at)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        learner.watch = stop_here
+        path = tmp_path / f"{stop}.safetensors"
+        with pytest.raises(KeyboardInterrupt):
+            learner.learn(make_task(10), checkpoint=path)
+        again = make()
+        again.learn(make_task(0))
+        more = []
+        again.watch = more.append
+        again.learn(make_task(10), checkpoint=path)
+        assert len(seen) + len(more) == 6  # no epoch was done twice
+        assert fingerprints(again) == fingerprints(whole)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others(make_learner):
+    def run(seed):
+        learner = make_learner(seed=seed)
+        learner.learn(make_task(0))
+        return learner.fingerprint(0)
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_learning_leaves_the_global_generator_alone(make_learner):
+    learner = make_learner(Dropping())
+    state = torch.random.get_rng_state()
+    learner.learn(make_task(0))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_checkpoint_of_other_work_is_refused(make_learner, tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    stopped = make_learner()
+    stopped.watch = lambda at: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stopped.learn(make_task(0), checkpoint=path)
+    with pytest.raises(ValueError, match=r"other work \(it differs in: settings\)"):
+        make_learner(seed=5).learn(make_task(0), checkpoint=path)
+    with pytest.raises(ValueError, match="classes"):
+        make_learner().learn(make_task(20), checkpoint=path)
+
+
+def test_a_damaged_checkpoint_costs_time_but_nothing_else(make_learner, tmp_path, caplog):
+    path = tmp_path / "checkpoint.safetensors"
+    path.write_bytes(b"half a file")
+    learner, whole = make_learner(), make_learner()
+    learner.learn(make_task(0), checkpoint=path)
+    whole.learn(make_task(0))
+    assert "starts from its beginning" in caplog.text
+    assert learner.fingerprint(0) == whole.fingerprint(0)
+
+
+def test_the_checkpoint_of_a_finished_task_is_passed_over(make_learner, tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    learner, whole = make_learner(), make_learner()
+    for task in (make_task(0), make_task(10)):
+        learner.learn(task, checkpoint=path)
+        whole.learn(task)
+    assert fingerprints(learner) == fingerprints(whole)
+
+
+BENCH = [sys.executable, "-m", "cps", "bench", "digits", "--epochs-scale", "0.1", "--accelerator", "cpu"]
+
+
+def without_times(folder):
+    results = json.loads((folder / "results.json").read_text())
+    del results["seconds"]
+    return results
+
+
+def test_a_run_killed_at_random_moments_ends_with_the_same_result_to_the_bit(tmp_path):
+    """SIGKILL during start, training, pruning, saving or evaluation: the same command goes on."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*BENCH, "--out", tmp_path / "whole"], env=environment, check=True, capture_output=True)
+    draws = random.Random(0)
+    kills = 0
+    for _ in range(40):
+        run = subprocess.Popen(
+            [*BENCH, "--out", tmp_path / "killed"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        try:
+            run.wait(timeout=3.5 + draws.random() * 2.5 if kills < 4 else None)
+        except subprocess.TimeoutExpired:
+            run.send_signal(signal.SIGKILL)
+            kills += 1
+        _, stderr = run.communicate()
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL, stderr.decode()
+    assert kills > 0
+    assert without_times(tmp_path / "killed") == without_times(tmp_path / "whole")
+
+
+def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
+    run = subprocess.Popen(
+        [*BENCH, "--out", tmp_path / "run"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
+    )
+    while not (tmp_path / "run" / "checkpoint.safetensors").exists():
+        assert run.poll() is None
+        time.sleep(0.01)
+    run.send_signal(signal.SIGINT)
+    _, stderr = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert "same command again" in stderr.decode()
+    assert "Traceback" not in stderr.decode()
