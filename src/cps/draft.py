@@ -50,6 +50,7 @@ class Draft:
         self.masks = full_masks(weights, on=True)
         self.warm: dict[str, Tensor] | None = None
         self._parts = parts
+        self._sealed = weights
         self._taken = taken
         live = named_tensors(backbone)
         with torch.no_grad():
@@ -87,8 +88,10 @@ class Draft:
 
         Weight decay and momentum move weights whose gradient is zero, so masking gradients is not enough.
         """
-        for weight, trainable, kept in self._guard:
-            torch.where(trainable, weight, kept, out=weight)
+        for weight, taken, sealed in self._taken_weights:
+            torch.where(taken, sealed, weight, out=weight)
+        for weight, off in self._pruned_weights:
+            weight.masked_fill_(off, 0.0)
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a checkpoint must hold of a draft."""
@@ -110,9 +113,7 @@ class Draft:
         self._set_guard()
 
     def _set_guard(self) -> None:
-        """List the weights that have something to protect, with what may move and what to put back."""
-        self._guard: list[tuple[Tensor, Tensor, Tensor]] = []
-        for name, weight in self.weights().items():
-            trainable = self.masks[name] & ~self._taken[name]
-            if not trainable.all():
-                self._guard.append((weight, trainable, weight.clone()))
+        """List what `protect` has to put back: taken weights to their sealed values, pruned ones to zero."""
+        live, taken, masks = self.weights(), self._taken, self.masks
+        self._taken_weights = [(live[n], taken[n], self._sealed[n]) for n in live if taken[n].any()]
+        self._pruned_weights = [(live[n], ~masks[n]) for n in live if not masks[n].all()]

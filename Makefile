@@ -1,0 +1,26 @@
+# Two commands on a fresh machine with Python and pip: `make demo` and `make test`.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+
+.PHONY: demo test bench clean
+
+demo: $(VENV)/installed  ## learn the digits, task after task, and show what came out
+	$(BIN)/cps bench digits
+
+test: $(VENV)/installed  ## every check: style, types, tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/installed  ## measure speed and memory against plain PyTorch, in the same run
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) runs
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@

@@ -1,0 +1,35 @@
+"""Learn two tasks as one of several processes and write what this rank holds; run by test_distributed.py."""
+
+import sys
+from pathlib import Path
+
+import torch
+from conftest import conv_net, make_task
+from torch import nn
+
+import cps.training
+
+
+def main(folder: Path, devices: int, network: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
+    backbone = plain if network == "plain" else conv_net()
+    training = cps.Training(3, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
+    if network == "norms left alone":  # the negative control
+        cps.training._agree_on_buffers = lambda model, fabric: None
+    fabric = cps.make_fabric(accelerator="cpu", devices=devices)
+    learner = cps.Learner(backbone, rounds=1, train=training, retrain=training, fabric=fabric)
+    for first in (0, 10):
+        learner.learn(make_task(first, images=29), checkpoint=folder / "checkpoint.safetensors")
+    state = {
+        "weights": learner.network.weights,
+        "taken": learner.network.taken,
+        "subnetworks": [(s.masks, s.private, s.head, s.statistics) for s in learner.network.subnetworks],
+    }
+    torch.save(state, folder / f"{devices}-{fabric.global_rank}.pt")
+    learner.save(folder / f"{devices}.cps")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
