@@ -122,7 +122,8 @@ def _compare(
     ours: Callable[[], object], baseline: Callable[[], object], device: torch.device, *, pairs: int
 ) -> tuple[float, float, float]:
     """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up."""
-    ours(), baseline()
+    ours()
+    baseline()
     times = [(_seconds(ours, device), _seconds(baseline, device)) for _ in range(pairs)]
     first, second = zip(*times, strict=True)
     return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
@@ -166,7 +167,7 @@ def _peak_memory(kind: str, device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 2**20
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         train()
-    assert trace.profiler is not None and trace.profiler.kineto_results is not None
-    changes = [event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events: Any = trace.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
+    changes = [event for event in events if event.name() == "[memory]"]
     changes.sort(key=lambda event: event.start_ns())
     return max(accumulate(event.nbytes() for event in changes)) / 2**20

@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import conv_net, make_task
 from torch import nn
 
 import cps.training
+from conftest import conv_net, make_task
 
 
 def main(folder: Path, devices: int, network: str) -> None:

@@ -32,7 +32,7 @@ def test_the_demo_shows_that_finetuning_forgets_and_cps_does_not(demo):
     assert results["bounds"]["finetuning"]["BWT"] > 50
     assert results["class_il"]["MaxOutput"]["20"]["ACC"] > results["bounds"]["finetuning"]["ACC"]
     assert "finetuning" in output
-    assert "forgotten by cps: 0.0 points" in output
+    assert "cps, task known 0.0" in output
 
 
 def test_results_have_the_promised_form(demo):

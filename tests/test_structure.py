@@ -21,7 +21,7 @@ LAYERS = [
     {"settings", "augmentation", "data", "backbones"},
     {"draft", "scenario", "subnetwork", "activity"},
     {"network", "probe"},
-    {"pruning", "selection", "training", "checkpoint", "modelfile"},
+    {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction"},
     {"learner", "checklist"},
     {"evaluation", "baselines", "recipes", "pictures"},
     {"report"},
@@ -62,7 +62,7 @@ def test_there_is_no_drawer():
 def test_files_and_functions_are_small():
     for path in SOURCE.glob("*.py"):
         text = path.read_text()
-        assert text.count("\n") <= 290, path
+        assert text.count("\n") <= 260, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}:{node.name}"
@@ -121,3 +121,11 @@ def test_links_and_paths_in_the_documentation_exist():
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tables_in_the_documentation_come_from_the_published_results():
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.tables import TABLES, renewed
+
+    for page in TABLES:
+        assert renewed(page) == (ROOT / page).read_text(), f"run python -m benchmarks.tables to renew {page}"

@@ -15,10 +15,11 @@ _HOME = {
     "data": ["Normalize"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
-    "learner": ["Learner", "Prediction", "Progress", "load"],
+    "learner": ["Learner", "Progress", "load"],
     "masks": ["Masks"],
     "network": ["CapacityError", "CapacityWarning", "Fingerprint", "SharedNetwork"],
     "plain": ["setting"],
+    "prediction": ["Prediction"],
     "pruning": ["Magnitude", "NNrelief", "Pruner"],
     "scenario": ["Scenario", "Task", "split_by_class"],
     "selection": ["ImportanceSignature", "MaxOutput", "Oracle", "Selector"],
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from cps.data import Normalize
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
-    from cps.learner import Learner, Prediction, Progress, load
+    from cps.learner import Learner, Progress, load
     from cps.masks import Masks
     from cps.network import CapacityError, CapacityWarning, Fingerprint, SharedNetwork
     from cps.plain import setting
+    from cps.prediction import Prediction
     from cps.pruning import Magnitude, NNrelief, Pruner
     from cps.scenario import Scenario, Task, split_by_class
     from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector

@@ -134,7 +134,7 @@ class _AdditionWatch(TorchFunctionMode):
             return
         branch.reads += 1
         if in_place:  # the tensor holds the sum from now on
-            del argument._cps_branch
+            del argument._cps_branch  # pyright: ignore
 
     def _note(self, summands: Sequence[Any]) -> None:
         if len(summands) < 2 or not all(isinstance(summand, Tensor) for summand in summands[:2]):

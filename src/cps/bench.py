@@ -17,19 +17,30 @@ import torch
 import cps
 from cps.baselines import Baseline
 from cps.evaluation import evaluate
-from cps.learner import Learner, load
-from cps.masks import times_used, weights_on
-from cps.network import SharedNetwork
+from cps.learner import Learner, Progress, load
 from cps.recipes import Recipe
 from cps.report import write_report
 from cps.scenario import Scenario
 from cps.seeds import seeded
+from cps.sharing import describe_weights
+from cps.training import Epoch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-Watch = Callable[[str, int, int, int, int, float], None]
-"""Called after each epoch: what is trained, task, tasks, epochs done and to do in it, loss."""
+
+@dataclass(frozen=True)
+class Tick:
+    """One more epoch of a run is done: of which phase and task, and how many of how many in all."""
+
+    phase: str
+    task: int
+    tasks: int
+    epoch: int
+    epochs: int
+    loss: float
+    done: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class Run:
     data: Path | None = None
     bounds: bool = True
     workers: int = 0
-    watch: Watch | None = None
+    watch: Callable[[Tick], None] | None = None
 
     def start(self) -> dict[str, Any]:
         """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
@@ -87,12 +98,7 @@ class Run:
             learner = load(model, backbone, **settings, **more)
         else:
             learner = Learner(backbone, **settings, **more)
-        if self.watch is not None:
-            watch, tasks = self.watch, len(scenario)
-            learner.watch = lambda at: watch(
-                "training" if at.phase == 0 else f"retraining, round {at.phase} of {at.phases - 1}",
-                at.task, tasks, at.epoch, at.epochs, at.loss,
-            )  # fmt: skip
+        learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
         for task in list(scenario)[len(learner.network.subnetworks) :]:
             began = time.monotonic()
             learner.learn(task, checkpoint=checkpoint)
@@ -118,7 +124,7 @@ class Run:
         return bounds
 
     def _baseline(self, scenario: Scenario, name: str) -> Baseline:
-        recipe, watch = self.recipe, self.watch
+        recipe = self.recipe
         stages = len(scenario) if name == "finetuning" else 1
         with seeded(torch.device("cpu"), self.seed):
             backbone = recipe.backbone()
@@ -131,8 +137,23 @@ class Run:
             normalize=recipe.normalize,
             seed=self.seed,
             workers=self.workers,
-            watch=watch and (lambda stage, at: watch(name, stage, stages, at.done, recipe.train.epochs, at.loss)),
+            watch=lambda stage, at: self._tick_of_baseline(name, stage, stages, at),
         )
+
+    def _tick_of_learner(self, at: Progress, tasks: int) -> None:
+        train, retrain, rounds = self.recipe.train.epochs, self.recipe.retrain.epochs, self.recipe.rounds
+        each = train + rounds * retrain
+        before = at.task * each + (at.phase > 0) * train + max(0, at.phase - 1) * retrain
+        phase = "training" if at.phase == 0 else f"retraining, round {at.phase} of {rounds}"
+        self._tick(Tick(phase, at.task, tasks, at.epoch, at.epochs, at.loss, before + at.epoch, tasks * each))
+
+    def _tick_of_baseline(self, name: str, stage: int, stages: int, at: Epoch) -> None:
+        each = self.recipe.train.epochs
+        self._tick(Tick(name, stage, stages, at.done, each, at.loss, stage * each + at.done, stages * each))
+
+    def _tick(self, tick: Tick) -> None:
+        if self.watch is not None:
+            self.watch(tick)
 
     def _claim_folder(self, scenario: Scenario) -> None:
         """Refuse a folder that holds a run of something else."""
@@ -161,41 +182,6 @@ class Run:
         if seconds and self.fabric.is_global_zero:
             write_json(note, found)
         return found["seconds"]
-
-
-def describe_weights(network: SharedNetwork) -> dict[str, Any]:
-    """Return, in percent of weights, what each subnetwork uses, and how the tasks share each layer."""
-    masks = [subnetwork.masks for subnetwork in network.subnetworks]
-    used = {name: times_used(masks, name) for name in network.weights}
-    total = sum(weight.numel() for weight in network.weights.values())
-
-    def share(name: str, chosen: torch.Tensor) -> float:
-        return 100 * weights_on(chosen, network.weights[name]) / network.weights[name].numel()
-
-    def taken_after(tasks: int) -> float:
-        union = {name: times_used(masks[:tasks], name) > 0 for name in network.weights}
-        return 100 * sum(weights_on(union[name], w) for name, w in network.weights.items()) / total
-
-    return {
-        "weights": total,
-        "subnetworks": [
-            {"task": task, "density": 100 * network.density(task), "taken": taken_after(task + 1)}
-            for task in range(len(masks))
-        ],
-        "layers": [
-            {
-                "name": name.removesuffix(".weight"),
-                "weights": weight.numel(),
-                "union": share(name, used[name] > 0),
-                "intersection": share(name, used[name] == len(masks)),
-            }
-            for name, weight in network.weights.items()
-        ],
-        "sharing": [
-            100 * sum(weights_on(used[name] == times, w) for name, w in network.weights.items()) / total
-            for times in range(len(masks) + 1)
-        ],
-    }
 
 
 def describe_device(fabric: "Fabric") -> str:

@@ -15,7 +15,7 @@ from rich.table import Table
 import cps
 
 if TYPE_CHECKING:
-    from cps.bench import Watch
+    from cps.bench import Tick
     from cps.recipes import Recipe
 
 app = typer.Typer(
@@ -85,7 +85,7 @@ def bench(
     chosen = _recipe(recipe).scaled(epochs_scale)
     folder = out or Path("runs") / recipe
     fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision)
-    with _bars(quiet=not fabric.is_global_zero) as watch:
+    with _Bars(quiet=not fabric.is_global_zero) as watch:
         run = Run(
             chosen,
             folder,
@@ -153,31 +153,29 @@ def _numbers(text: str | None) -> list[int] | None:
     return numbers
 
 
-class _bars:
-    """Progress bars: one for the tasks, one for the epochs of the phase."""
+class _Bars:
+    """Progress bars: one for the whole of the tasks, one for the epochs of the phase."""
 
     def __init__(self, *, quiet: bool):
-        self.progress = None if quiet else Progress(
+        self.progress = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"), console=console,
+            TextColumn("{task.fields[note]}"), console=console, transient=True, disable=quiet,
         )  # fmt: skip
 
-    def __enter__(self) -> "Watch | None":
-        if self.progress is None:
-            return None
+    def __enter__(self) -> "Callable[[Tick], None]":
         self.progress.start()
-        self.tasks = self.progress.add_task("tasks", note="", total=None)
-        self.epochs = self.progress.add_task("epochs", note="", total=None)
+        self.whole = self.progress.add_task("starting", note="epochs in all", total=None)
+        self.phase = self.progress.add_task("", note="", total=None)
         return self._advance
 
     def __exit__(self, *_: object) -> None:
-        if self.progress is not None:
-            self.progress.stop()
+        self.progress.stop()
 
-    def _advance(self, phase: str, task: int, tasks: int, done: int, epochs: int, loss: float) -> None:
-        assert self.progress is not None
-        self.progress.update(self.tasks, description=f"task {task + 1}", completed=task, total=tasks)
-        self.progress.update(self.epochs, description=phase, completed=done, total=epochs, note=f"loss {loss:.4f}")
+    def _advance(self, tick: "Tick") -> None:
+        task = f"task {tick.task + 1} of {tick.tasks}"
+        self.progress.update(self.whole, description=task, completed=tick.done, total=tick.total)
+        note = f"loss {tick.loss:.4f}"
+        self.progress.update(self.phase, description=tick.phase, completed=tick.epoch, total=tick.epochs, note=note)
 
 
 def _show(results: dict[str, Any]) -> None:
@@ -188,9 +186,9 @@ def _show(results: dict[str, Any]) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    forgotten = results["task_il"]["BWT"]
-    console.print(f"forgotten by cps: {forgotten:.1f} points (task-IL)", end="")
+    forgotten = {"cps, task known": results["task_il"]["BWT"]}
+    by_size = results["class_il"][results["default_selector"]]
+    forgotten |= {f"cps, group of {size}": by_size[size]["BWT"] for size in ("1", "20") if size in by_size}
     if "finetuning" in results["bounds"]:
-        console.print(f"; by finetuning: {results['bounds']['finetuning']['BWT']:.1f} points")
-    else:
-        console.print()
+        forgotten["finetuning"] = results["bounds"]["finetuning"]["BWT"]
+    console.print("points forgotten (BWT): " + "; ".join(f"{who} {points:.1f}" for who, points in forgotten.items()))

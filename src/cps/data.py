@@ -125,6 +125,15 @@ class ImageBatches:
         return (images for images, _ in self.examples.batches(order))
 
 
+def all_labels(examples: Examples) -> Tensor:
+    """Return all labels, reading every image where there is no other way."""
+    known = examples.labels()
+    if known is not None:
+        return known
+    order = torch.arange(len(examples)).split(256)
+    return torch.cat([labels for _, labels in examples.batches(order)])
+
+
 def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
     """Return the examples in a torch `Dataset` or a pair (images, labels), with labels made local."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data import ImageBatches, as_examples
+from cps.data import ImageBatches, all_labels, as_examples
 from cps.evidence import Evidence
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
@@ -40,12 +40,8 @@ def evaluate(
     for task in list(tasks)[: len(learner.network.subnetworks)]:
         examples = as_examples(task.test, partial(local_labels, task.classes), workers=learner.workers)
         evidence.append(learner.network.evidence(ImageBatches(examples)))
-        labels = examples.labels()
-        if labels is None:
-            order = torch.arange(len(examples)).split(256)
-            labels = torch.cat([labels for _, labels in examples.batches(order)])
         own = evidence[-1][len(evidence) - 1].logits
-        right.append(own.argmax(dim=1) == labels.to(own.device))
+        right.append(own.argmax(dim=1) == all_labels(examples).to(own.device))
     task_il = _matrix(len(right), lambda after, on: right[on].float().mean())
     class_il = {}
     for selector in selectors or learner.selectors:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +11,21 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
-from cps.data import ClassName, Examples, ImageBatches, Normalize, as_examples, as_images, as_pixels
+from cps.data import Examples, ImageBatches, Normalize, all_labels, as_images
 from cps.draft import Draft
 from cps.evidence import Evidence
+from cps.intake import check_shape, check_task, first_look, training_examples
 from cps.modelfile import fill, read_model, write_model
 from cps.network import Fingerprint, SharedNetwork
 from cps.plain import encode, unknown_in
-from cps.probe import count_features
+from cps.prediction import Prediction, classify
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
 from cps.settings import Adam, Steps, Training
 from cps.storage import digest
-from cps.subnetwork import Subnetwork, local_labels
+from cps.subnetwork import Subnetwork
 from cps.training import Epoch, fit, make_fabric
 
 if TYPE_CHECKING:
@@ -49,15 +49,6 @@ class Progress:
     epoch: int
     epochs: int
     loss: float
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The class of each image, the task it was found in, and the class's softmax share in that task."""
-
-    classes: list[ClassName]
-    tasks: Tensor
-    confidence: Tensor
 
 
 class Learner:
@@ -122,8 +113,9 @@ class Learner:
         With a `checkpoint`, the state is saved there after each epoch, and a call that finds one goes on
         from it; delete it once the learned model is saved.
         """
-        examples = self._examples(task)
-        draft = self._grow(task, examples)
+        examples = training_examples(task, self.network, workers=self.workers)
+        head_draws = generator(self.seed, len(self.network.subnetworks), HEAD)
+        draft = self.network.grow(task.classes, first_look(examples, self.network), head_draws)
         saver = self._saver(task, examples, checkpoint)
         saved = saver and saver.load()
         if saved:
@@ -154,24 +146,25 @@ class Learner:
         """
         evidence = self.evidence(images)
         if task is not None:
-            self._check_task(task)
+            check_task(task, self.network)
             tasks = torch.full((len(evidence[task].logits),), task, device=self.network.device)
-            return self._classify(evidence, tasks)
+            return classify(self.network, evidence, tasks)
         selector = selector or self.selectors[0]
         groups = consecutive_groups(len(evidence[0].logits), group_size, self.network.device)
-        return self._classify(evidence, select(selector, evidence, self.network.statistics(selector.name), groups))
+        tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
+        return classify(self.network, evidence, tasks)
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""
         if not self.network.subnetworks:
             raise RuntimeError("nothing has been learned yet; call learn(task) first")
         tensor = as_images(images)
-        self._check_shape(tuple(tensor.shape[1:]))
+        check_shape(tuple(tensor.shape[1:]), self.network)
         return self.network.evidence(tensor.split(256))
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
-        self._check_task(task)
+        check_task(task, self.network)
         return self.network.fingerprint(task)
 
     def save(self, path: str | Path) -> None:
@@ -182,40 +175,6 @@ class Learner:
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
-
-    def _examples(self, task: Task) -> Examples:
-        """Return the task's training examples; refuse what cannot be learned."""
-        classes = task.classes
-        if len(set(classes)) != len(classes):
-            raise ValueError(f"the task names a class twice: {list(classes)}")
-        if len(classes) < 2:
-            raise ValueError(
-                f"the task has {len(classes)} class(es); a head needs at least two to tell apart, so learn "
-                "this class together with another one"
-            )
-        for index, subnetwork in enumerate(self.network.subnetworks):
-            known = set(classes) & set(subnetwork.classes)
-            if known:
-                raise ValueError(f"class {min(known, key=str)!r} was learned already, in task {index}")
-        examples = as_examples(task.train, partial(local_labels, classes), workers=self.workers)
-        labels = examples.labels()
-        if labels is not None:
-            counts = torch.bincount(labels, minlength=len(classes))
-            if (counts == 0).any():
-                raise ValueError(f"class {classes[int(counts.argmin())]!r} has no training image")
-        return examples
-
-    def _grow(self, task: Task, examples: Examples) -> Draft:
-        """Start the task's subnetwork, once two of its images have passed the backbone."""
-        images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
-        shape = tuple(images.shape[1:])
-        self._check_shape(shape)
-        backbone, names = self.network.backbone, self.network.parts.shared
-        features = count_features(backbone, names, self._prepare(images.to(self.network.device)))
-        index = len(self.network.subnetworks)
-        draft = self.network.grow(task.classes, features, generator(self.seed, index, HEAD))
-        self.network.input_shape = self.network.input_shape or shape
-        return draft
 
     def _saver(self, task: Task, examples: Examples, path: str | Path | None) -> Checkpoint | None:
         if path is None:
@@ -257,7 +216,7 @@ class Learner:
             training,
             fabric=self.fabric,
             seed=(self.seed, index, FIT, phase),
-            prepare=self._prepare,
+            prepare=self.network.pixels,
             augment=self.augment,
             after_step=draft.protect,
             after_epoch=after_epoch,
@@ -270,44 +229,15 @@ class Learner:
         draws = generator(self.seed, len(self.network.subnetworks), PRUNE)
         chosen = torch.randperm(len(examples), generator=draws)[: self.prune_images]
         order = chosen.split(self.train.batch_size)
-        return [self._prepare(images.to(self.network.device)) for images, _ in examples.batches(order)]
+        return [self.network.pixels(images) for images, _ in examples.batches(order)]
 
     def _observe(self, subnetwork: Subnetwork, examples: Examples) -> None:
         """Let every selector keep its numbers about the new task."""
         evidence = self.network.evidence(ImageBatches(examples))
-        labels = examples.labels()
-        if labels is None:
-            order = torch.arange(len(examples)).split(256)
-            labels = torch.cat([labels for _, labels in examples.batches(order)])
+        labels = all_labels(examples).to(self.network.device)
         for selector in self.selectors:
-            kept = selector.observe(subnetwork, evidence, labels.to(self.network.device))
+            kept = selector.observe(subnetwork, evidence, labels)
             subnetwork.statistics[selector.name] = self.fabric.broadcast(kept)
-
-    def _prepare(self, images: Tensor) -> Tensor:
-        return as_pixels(images, self.normalize)
-
-    def _classify(self, evidence: Evidence, tasks: Tensor) -> Prediction:
-        """Let the selected subnetwork of each image name its class."""
-        classes: list[ClassName] = [""] * len(tasks)
-        confidence = torch.zeros(len(tasks))
-        for task in tasks.unique().tolist():
-            mine = (tasks == task).nonzero()[:, 0]
-            share, output = evidence[task].logits[mine].softmax(dim=1).max(dim=1)
-            confidence[mine.cpu()] = share.cpu()
-            names = self.network.subnetworks[task].names(output)
-            for index, name in zip(mine.tolist(), names, strict=True):
-                classes[index] = name
-        return Prediction(classes, tasks.cpu(), confidence)
-
-    def _check_task(self, task: int) -> None:
-        known = len(self.network.subnetworks)
-        if not 0 <= task < known:
-            raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
-
-    def _check_shape(self, shape: tuple[int, ...]) -> None:
-        expected = self.network.input_shape
-        if expected is not None and (len(shape) != len(expected) or shape[0] != expected[0]):
-            raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}")
 
 
 def load(path: str | Path, backbone: nn.Module, **settings: Any) -> Learner:

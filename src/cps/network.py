@@ -75,10 +75,14 @@ class SharedNetwork:
             for statistics in subnetwork.statistics.values():
                 _move(statistics, device)
 
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return what the backbone sees of raw images: on its device, scaled and normalised."""
+        return as_pixels(images.to(self.device), self.normalize)
+
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
         self._check_capacity()
-        head = nn.utils.skip_init(nn.Linear, features, len(classes))  # drawn from our generator, not torch's
+        head = nn.Linear(features, len(classes), device="meta").to_empty(device="cpu")  # draws nothing itself
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
@@ -124,8 +128,7 @@ class SharedNetwork:
         tensors, head = self.tensors_of(task), self.subnetworks[task].head
         features = []
         for batch in batches:
-            pixels = as_pixels(batch.to(self.device), self.normalize)
-            features.append(functional_call(self.backbone, tensors, (pixels,)).float())
+            features.append(functional_call(self.backbone, tensors, (self.pixels(batch),)).float())
         joined = torch.cat(features)
         return Outputs(joined, F.linear(joined, head["weight"], head["bias"]))
 

@@ -48,14 +48,14 @@ def write_report(path: Path, runs: Sequence[Results]) -> None:
 def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the table of accuracy by group size, as text."""
     sizes = list(next(iter(run["class_il"].values())))
-    rows = [["task known (task-IL)", *[_percent(run["task_il"]["ACC"])] * len(sizes)]]
+    rows = [["task known", *[_percent(run["task_il"]["ACC"])] * len(sizes)]]
     for selector, by_size in run["class_il"].items():
-        rows.append([f"cps, {selector}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
+        rows.append([f"cps {selector}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
     bounds = run.get("bounds", {})
-    for name, label in (("finetuning", "finetuning (lower bound)"), ("joint", "joint training (upper bound)")):
+    for name, label in (("finetuning", "finetuning"), ("joint", "joint training")):
         if name in bounds:
             rows.append([label, _percent(bounds[name]["ACC"]), *[""] * (len(sizes) - 1)])
-    return ["accuracy after the last task, %", *(f"group of {size}" for size in sizes)], rows
+    return ["accuracy (%) by group size", *sizes], rows
 
 
 def _section(run: Results) -> str:
@@ -80,7 +80,7 @@ def _section(run: Results) -> str:
             f'<p class="sub">{len(tasks)} tasks, {sum(tasks)} classes ({_sizes(tasks)}), order '
             f"{html.escape(str(run['order']))}, seed {run['seed']}, one run</p>",
             _cards(run, large),
-            "<h2>Accuracy by group size</h2>",
+            "<h2>Accuracy after the last task, by group size</h2>",
             _html_table(*group_table(run)),
             "<h2>Pictures</h2>",
             *(_picture(draw(), caption) for caption, draw in figures if "layers" in run or "layer" not in caption),

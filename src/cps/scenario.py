@@ -23,8 +23,8 @@ class Task:
 
     classes: Sequence[ClassName]
     train: Data
-    val: Data | None = None
-    test: Data | None = None
+    val: Data = None
+    test: Data = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(plain_labels(self.classes)))
@@ -49,7 +49,7 @@ class Scenario:
 
 def split_by_class(
     train: Data,
-    test: Data | None = None,
+    test: Data = None,
     *,
     sizes: int | Sequence[int],
     order: int | Sequence[ClassName] | None = None,

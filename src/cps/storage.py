@@ -34,7 +34,10 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     partial = path.with_name(f".{path.name}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        partial.touch()
+        mode = (path if path.exists() else partial).stat().st_mode
         save_file(plain, partial, metadata)
+        partial.chmod(mode)  # safetensors writes files that only their owner may read
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(path)

@@ -1,0 +1,51 @@
+"""Tables and pictures of the documentation, made from benchmarks/results; `python -m benchmarks.tables` renews them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from cps.pictures import accuracy_history
+from cps.report import group_table
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def digits_table() -> str:
+    """Return the table of the demo in the README."""
+    run = read("digits")
+    head, rows = group_table(run)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    note = f"One run, seed {run['seed']}, {run['device']}, torch {run['versions']['torch']}; "
+    note += f"{run['seconds']['learn']:.0f} s to learn the five tasks."
+    return "\n".join([*lines, "", note])
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return the results of a published run."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+TABLES = {"README.md": {"digits": digits_table}}
+
+
+def renewed(page: str) -> str:
+    """Return the text of a page with its tables made anew between their markers."""
+    text = (ROOT / page).read_text()
+    for name, make in TABLES[page].items():
+        pattern = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)"
+        text, found = re.subn(pattern, lambda match: match[1] + make() + "\n" + match[2], text, flags=re.S)  # noqa: B023
+        assert found == 1, f"{page} has no place for the table {name}"
+    return text
+
+
+def main() -> None:
+    """Write every table and picture."""
+    for page in TABLES:
+        (ROOT / page).write_text(renewed(page))
+    accuracy_history(read("digits")).savefig(ROOT / "docs" / "digits.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

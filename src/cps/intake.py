@@ -1,0 +1,59 @@
+"""Intake: a task is looked at closely before anything is learned from it."""
+
+from functools import partial
+
+import torch
+
+from cps.data import Examples, as_examples
+from cps.network import SharedNetwork
+from cps.probe import count_features
+from cps.scenario import Task
+from cps.subnetwork import local_labels
+
+
+def training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples:
+    """Return the task's training examples; raise `ValueError` for a task that could not be learned."""
+    classes = task.classes
+    if len(set(classes)) != len(classes):
+        raise ValueError(f"the task names a class twice: {list(classes)}")
+    if len(classes) < 2:
+        raise ValueError(
+            f"the task has {len(classes)} class(es); a head needs at least two to tell apart, so learn this "
+            "class together with another one"
+        )
+    for index, subnetwork in enumerate(network.subnetworks):
+        known = set(classes) & set(subnetwork.classes)
+        if known:
+            raise ValueError(f"class {min(known, key=str)!r} was learned already, in task {index}")
+    examples = as_examples(task.train, partial(local_labels, classes), workers=workers)
+    labels = examples.labels()
+    if labels is not None:
+        counts = torch.bincount(labels, minlength=len(classes))
+        if (counts == 0).any():
+            raise ValueError(f"class {classes[int(counts.argmin())]!r} has no training image")
+    return examples
+
+
+def first_look(examples: Examples, network: SharedNetwork) -> int:
+    """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
+    images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
+    shape = tuple(images.shape[1:])
+    check_shape(shape, network)
+    pixels = network.pixels(images)
+    features = count_features(network.backbone, network.parts.shared, pixels)
+    network.input_shape = network.input_shape or shape
+    return features
+
+
+def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
+    """Refuse images with other channels or axes than those learned first; height and width may differ."""
+    expected = network.input_shape
+    if expected is not None and (len(shape) != len(expected) or shape[0] != expected[0]):
+        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}")
+
+
+def check_task(task: int, network: SharedNetwork) -> None:
+    """Refuse the index of a task that was not learned."""
+    known = len(network.subnetworks)
+    if not 0 <= task < known:
+        raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
