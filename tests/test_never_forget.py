@@ -173,3 +173,27 @@ def test_a_failed_task_leaves_the_learner_as_it_was(make_learner):
     fresh.learn(make_task(0))
     assert all(torch.equal(interrupted.masks[n], m) for n, m in fresh.learn(make_task(10)).masks.items())
     assert learner.fingerprint(1) == fresh.fingerprint(1)
+
+
+def test_a_selector_that_fails_undoes_the_task(make_learner):
+    class Failing(cps.MaxOutput):
+        def observe(self, subnetwork, evidence, labels):
+            raise RuntimeError("no")
+
+    learner = make_learner()
+    learner.learn(make_task(0))
+    before, taken = learner.fingerprint(0), learner.network.taken
+    weights = dict(learner.network.weights)
+    learner.selectors = (Failing(),)
+    with pytest.raises(RuntimeError, match="no"):
+        learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
+    assert learner.network.taken is taken
+    assert all(torch.equal(value, weights[name]) for name, value in learner.network.weights.items())
+
+
+def test_a_failed_first_task_does_not_fix_the_shape_of_images(make_learner):
+    learner = make_learner(train=cps.Training(2, cps.SGD(1e30), batch_size=16))
+    with pytest.raises(FloatingPointError):
+        learner.learn(make_task(0))
+    assert learner.network.input_shape is None

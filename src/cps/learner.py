@@ -113,24 +113,25 @@ class Learner:
         With a `checkpoint`, the state is saved there after each epoch, and a call that finds one goes on
         from it; delete it once the learned model is saved.
         """
-        examples = training_examples(task, self.network, workers=self.workers)
-        head_draws = generator(self.seed, len(self.network.subnetworks), HEAD)
-        draft = self.network.grow(task.classes, first_look(examples, self.network), head_draws)
-        saver = self._saver(task, examples, checkpoint)
-        saved = saver and saver.load()
-        if saved:
-            draft.restore(saved.tensors)
-        for phase in range(saved.at.stage if saved else 0, self.rounds + 1):
-            self._fit(draft, examples, phase, saver, saved)
-            saved = None
-            if phase == 0:
-                draft.keep_warm()
-            if phase < self.rounds:
-                masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
-                draft.narrow(self.fabric.broadcast(masks))
-        subnetwork = self.network.seal(draft)
-        self._observe(subnetwork, examples)
-        return subnetwork
+        with self.network.transaction():
+            examples = training_examples(task, self.network, workers=self.workers)
+            features = first_look(examples, self.network)
+            draft = self.network.grow(task.classes, features, self._draws(HEAD))
+            saver = self._saver(task, examples, checkpoint)
+            saved = saver and saver.load()
+            if saved:
+                draft.restore(saved.tensors)
+            for phase in range(saved.at.stage if saved else 0, self.rounds + 1):
+                self._fit(draft, examples, phase, saver, saved)
+                saved = None
+                if phase == 0:
+                    draft.keep_warm()
+                if phase < self.rounds:
+                    masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
+                    draft.narrow(self.fabric.broadcast(masks))
+            subnetwork = self.network.seal(draft)
+            self._observe(subnetwork, examples)
+            return subnetwork
 
     def predict(
         self,
@@ -172,6 +173,9 @@ class Learner:
         if self.fabric.is_global_zero:
             write_model(path, self.network, self._settings())
         self.fabric.barrier()
+
+    def _draws(self, purpose: int) -> torch.Generator:
+        return generator(self.seed, len(self.network.subnetworks), purpose)
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
@@ -226,8 +230,7 @@ class Learner:
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
         """Return the pixels of some training images, drawn once for the task."""
-        draws = generator(self.seed, len(self.network.subnetworks), PRUNE)
-        chosen = torch.randperm(len(examples), generator=draws)[: self.prune_images]
+        chosen = torch.randperm(len(examples), generator=self._draws(PRUNE))[: self.prune_images]
         order = chosen.split(self.train.batch_size)
         return [self.network.pixels(images) for images, _ in examples.batches(order)]
 

@@ -2,7 +2,8 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -74,6 +75,16 @@ class SharedNetwork:
                 _move(tensors, device)
             for statistics in subnetwork.statistics.values():
                 _move(statistics, device)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Undo, if anything goes wrong inside, all that was learned there."""
+        before = {**self.weights}, self.taken, [*self.subnetworks], self.input_shape
+        try:
+            yield
+        except BaseException:
+            self.weights, self.taken, self.subnetworks, self.input_shape = before
+            raise
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
