@@ -239,6 +239,20 @@ def test_channels_nobody_reads_are_removed_through_the_whole_network():
     assert unread["0.weight"].tolist() == [False, True, False, False]
 
 
+def test_a_layer_behind_a_detach_is_left_alone():
+    class Detached(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.layer = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(self.stem(x).detach()) + 0 * x.sum()
+
+    backbone = Detached().eval()
+    weights = {n: p.detach() for n, p in backbone.named_parameters() if p.ndim > 1}
+    assert not unread_channels(backbone, weights, [torch.rand(5, 4)])["stem.weight"].any()
+
+
 def test_a_filter_that_receives_nothing_loses_its_inputs():
     backbone = nn.Sequential(nn.Conv2d(2, 3, 1, bias=False), nn.Flatten()).eval()
     images = torch.rand(4, 2, 3, 3)

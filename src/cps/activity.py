@@ -46,7 +46,7 @@ class Activity:
     """Signals averaged over images.
 
     `inputs[name]` lists, for each call of that layer, the mean absolute input: (channels, height, width)
-    for `Conv2d`, (features,) for `Linear`, where tokens are averaged too. `additions` are mean maps.
+    for `Conv2d`, (features,) for `Linear`, where tokens are averaged too. `additions` hold sums: only their ratios matter.
     """
 
     inputs: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -76,6 +76,7 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: It
 
     A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the
     features to the channels, through whatever the module does on the way. Masks come back as (out,) bools.
+    A layer that no gradient reaches (behind a `detach`, say) is left alone, since nothing is known of it.
     """
     backbone.eval()
     slopes: dict[str, Tensor] = {}
@@ -106,7 +107,7 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: It
         for handle in handles:
             handle.remove()
     return {
-        name: slopes[name] == 0 if name in slopes else torch.ones(len(w), dtype=torch.bool, device=w.device)
+        name: slopes[name] == 0 if name in slopes else torch.zeros(len(w), dtype=torch.bool, device=w.device)
         for name, w in weights.items()
     }
 
