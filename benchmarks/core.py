@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import cps
 from cps.draft import Classifier, Draft
+from cps.guard import bind
 from cps.masks import full_masks
 from cps.network import SharedNetwork
 
@@ -31,10 +32,11 @@ def masked_step(fabric: "Fabric") -> dict[str, Any]:
     dense = _plain_step(Classifier(cps.resnet18(3, WIDTHS), nn.Linear(WIDTHS[-1], 10)).to(device), images, labels)
     draft = _half_taken_draft(device)
     plain = _plain_step(draft.model, images, labels)
+    protect = bind(draft.guard(), dict(draft.model.backbone.named_parameters()))
 
     def masked() -> None:
         plain()
-        draft.protect()
+        protect()
 
     ours, baseline, ratio = _compare(masked, dense, device, pairs=8 if device.type == "cpu" else 100)
     return _row("training step, ResNet-18(1/3), batch 128, half of the weights taken", ours, baseline, ratio, 1.1)
@@ -153,7 +155,8 @@ def _peak_memory(kind: str, device: torch.device) -> float:
         widths = (64, 128, 256, 512)
         if kind == "masked":
             draft = _half_taken_draft(device, widths)
-            model, after = draft.model, draft.protect
+            model = draft.model
+            after = bind(draft.guard(), dict(model.backbone.named_parameters()))
         else:
             model, after = Classifier(cps.resnet18(3, widths), nn.Linear(512, 10)).to(device), lambda: None
         step = _plain_step(model, images, labels)

@@ -70,7 +70,7 @@ def test_negative_control_sealing_over_taken_weights_is_noticed(make_learner, mo
 
     seal = SharedNetwork.seal
     monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
-    monkeypatch.setattr(Draft, "protect", lambda self: None)
+    monkeypatch.setattr(Draft, "guard", lambda self: {})
     assert not learn_and_compare(make_learner())
 
 
@@ -85,7 +85,7 @@ def test_the_sealed_subnetwork_is_the_one_that_was_trained(make_learner, monkeyp
 def test_negative_control_masked_gradients_alone_do_not_protect(make_learner, monkeypatch, name):
     """Weight decay and momentum move weights whose gradient is zero."""
 
-    monkeypatch.setattr(Draft, "protect", lambda self: None)
+    monkeypatch.setattr(Draft, "guard", lambda self: {})
     training = cps.Training(3, OPTIMIZERS[name], batch_size=8)
     learner = make_learner(train=training, retrain=training)
     assert not trained_equals_sealed(learner, monkeypatch, each_draft=mask_gradients)

@@ -17,13 +17,13 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cps"
 
 LAYERS = [
-    {"plain", "masks", "metrics", "seeds", "evidence", "storage", "partition"},
-    {"settings", "augmentation", "data", "backbones"},
+    {"plain", "masks", "metrics", "seeds", "evidence", "storage", "partition", "guard", "capture"},
+    {"settings", "augmentation", "data", "backbones", "padding"},
     {"draft", "scenario", "subnetwork", "activity"},
     {"network", "probe"},
     {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction"},
     {"learner", "checklist"},
-    {"evaluation", "baselines", "recipes", "pictures"},
+    {"loading", "evaluation", "baselines", "recipes", "pictures"},
     {"report"},
     {"bench"},
     {"cli"},

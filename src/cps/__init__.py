@@ -15,7 +15,8 @@ _HOME = {
     "data": ["Normalize"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
-    "learner": ["Learner", "Progress", "load"],
+    "learner": ["Learner", "Progress"],
+    "loading": ["load"],
     "masks": ["Masks"],
     "network": ["CapacityError", "CapacityWarning", "Fingerprint", "SharedNetwork"],
     "plain": ["setting"],
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from cps.data import Normalize
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
-    from cps.learner import Learner, Progress, load
+    from cps.learner import Learner, Progress
+    from cps.loading import load
     from cps.masks import Masks
     from cps.network import CapacityError, CapacityWarning, Fingerprint, SharedNetwork
     from cps.plain import setting

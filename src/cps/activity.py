@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 ADDITIONS = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -39,47 +40,81 @@ class Addition:
 
     branches: tuple[Branch | None, Branch | None]
     sums: tuple[Tensor, Tensor]
+    images: int
 
 
 @dataclass
 class Activity:
-    """Signals averaged over images.
+    """Signals over all images.
 
     `inputs[name]` lists, for each call of that layer, the mean absolute input: (channels, height, width)
-    for `Conv2d`, (features,) for `Linear`, where tokens are averaged too. `additions` hold sums: only their ratios matter.
+    for `Conv2d`, (features,) for `Linear`, where every axis but the last is averaged over. `additions` hold
+    sums, since only their ratios matter, by the layers that meet and how often they have met before.
     """
 
     inputs: dict[str, list[Tensor]] = field(default_factory=dict)
-    additions: list[Addition] = field(default_factory=list)
-    images: int = 0
+    additions: dict[tuple[str | None, str | None, int], Addition] = field(default_factory=dict)
 
 
 @torch.no_grad()
 def observe(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activity:
-    """Pass batches of pixels through the backbone in eval mode and return the signals, as means."""
+    """Pass batches of pixels through the backbone in eval mode and return the signals."""
     activity = Activity()
+    rows: dict[str, list[int]] = {}
+    images = 0
     backbone.eval()
     for pixels in batches:
-        calls: dict[str, list[Tensor]] = {name: [] for name in names}
+        calls: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in names}
         watch = _AdditionWatch()
         with _hooks(backbone, names, calls), watch:
-            backbone(pixels)
-        _accumulate(activity, calls, watch.additions, len(pixels))
-    for maps in activity.inputs.values():
-        for total in maps:
-            total /= activity.images
+            backbone(pixels.clone())  # its first operation may work in place
+        for name, sums in calls.items():
+            known = activity.inputs.setdefault(name, [torch.zeros_like(total) for total, _ in sums])
+            counts = rows.setdefault(name, [0] * len(sums))
+            for index, (total, number) in enumerate(sums):
+                known[index] += total
+                counts[index] += number
+        _add_up(activity, watch.additions, len(pixels))
+        images += len(pixels)
+    for name, totals in activity.inputs.items():
+        activity.inputs[name] = [total / number for total, number in zip(totals, rows[name], strict=True)]
+    activity.additions = {key: seen for key, seen in activity.additions.items() if seen.images == images}
     return activity
 
 
-def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Iterable[Tensor]) -> dict[str, Tensor]:
+@torch.no_grad()
+def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> dict[str, Tensor]:
     """Say which outputs of each shared layer the features do not depend on, with these weights.
 
-    A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the
-    features to the channels, through whatever the module does on the way. Masks come back as (out,) bools.
-    A layer that no gradient reaches (behind a `detach`, say) is left alone, since nothing is known of it.
+    A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the features
+    to the channels, through whatever the module does on the way. A saturated activation has a zero gradient
+    too, so the features are computed again without those channels; a layer where they change is left alone.
+    Masks come back as (out,) bools.
     """
+    slopes, features = _slopes(backbone, weights, batches)
+    still = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
+    unread = {**still, **{name: slope == 0 for name, slope in slopes.items()}}
+
+    def changes_nothing(candidates: dict[str, Tensor]) -> bool:
+        left = {
+            name: weight.masked_fill(candidates[name].reshape(-1, *(1 for _ in weight.shape[1:])), 0.0)
+            for name, weight in weights.items()
+        }
+        after = [functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]
+        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))
+
+    if changes_nothing(unread):
+        return unread
+    return {name: mask if changes_nothing({**still, name: mask}) else still[name] for name, mask in unread.items()}
+
+
+def _slopes(
+    backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]
+) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the largest gradient of the features at each output of each layer, and the features."""
     backbone.eval()
     slopes: dict[str, Tensor] = {}
+    roots: list[Tensor] = []
 
     def watch_output(name: str) -> Any:
         axis = _channel_axis(layer_of(backbone, name))
@@ -88,28 +123,29 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: It
             slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
             slopes[name] = slopes[name].maximum(slope) if name in slopes else slope
 
-        # A copy, since an activation may work in place on the output.
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            if output.requires_grad:
-                output.register_hook(on_gradient)
-            return output.clone()
+            if not output.requires_grad:  # the way to the pixels is cut: start here
+                output = output.detach().requires_grad_()
+                roots.append(output)
+            output.register_hook(on_gradient)
+            return output.clone()  # an activation may work in place on it
 
         return hook
 
     handles = [layer_of(backbone, name).register_forward_hook(watch_output(name)) for name in weights]
+    features = []
     try:
-        for pixels in batches:
-            pixels = pixels.detach().requires_grad_()
-            features = functional_call(backbone, weights, (pixels,))
-            direction = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(0))
-            torch.autograd.grad((features * direction.to(features)).sum(), pixels)
+        with torch.enable_grad():
+            for pixels in batches:
+                roots[:] = [pixels.detach().requires_grad_()]
+                features.append(functional_call(backbone, weights, (roots[0].clone(),)))
+                direction = torch.randn(features[-1].shape[1], generator=torch.Generator().manual_seed(0))
+                torch.autograd.grad((features[-1] * direction.to(features[-1])).sum(), roots, allow_unused=True)
+                features[-1] = features[-1].detach()
     finally:
         for handle in handles:
             handle.remove()
-    return {
-        name: slopes[name] == 0 if name in slopes else torch.zeros(len(w), dtype=torch.bool, device=w.device)
-        for name, w in weights.items()
-    }
+    return slopes, features
 
 
 class _AdditionWatch(TorchFunctionMode):
@@ -125,7 +161,7 @@ class _AdditionWatch(TorchFunctionMode):
             self._note(args)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
-            for argument in args:
+            for argument in tree_leaves((args, kwargs)):
                 self._count_read(argument, is_sum=adds, in_place=result is argument)
         return result
 
@@ -144,22 +180,23 @@ class _AdditionWatch(TorchFunctionMode):
         branches = (getattr(first, "_cps_branch", None), getattr(second, "_cps_branch", None))
         if branches != (None, None) and first.shape == second.shape:
             sums = (first.abs().sum(dim=0), second.abs().sum(dim=0))
-            self.additions.append(Addition(branches, sums))
+            self.additions.append(Addition(branches, sums, len(first)))
 
 
 @contextmanager
-def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[Tensor]]) -> Iterator[None]:
+def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tuple[Tensor, int]]]) -> Iterator[None]:
     """Record the inputs of the layers in `calls`, and mark their outputs as branches."""
     handles = []
 
     def watch_layer(name: str, layer: nn.Module) -> None:
-        def before(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            calls[name].append(_summed(layer, inputs[0]))
+        def before(_module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+            calls[name].append(_summed(layer, inputs[0] if inputs else named["input"]))
 
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             output._cps_branch = Branch(name, _channel_axis(layer))  # pyright: ignore
 
-        handles.extend([layer.register_forward_pre_hook(before), layer.register_forward_hook(after)])
+        handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(layer.register_forward_hook(after))
 
     def pass_on(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         source = getattr(inputs[0], "_cps_branch", None)
@@ -187,25 +224,23 @@ def _channel_axis(layer: nn.Module) -> int:
     return 1 if isinstance(layer, nn.Conv2d) else -1
 
 
-def _summed(layer: nn.Module, signal: Tensor) -> Tensor:
-    """Return the sum over images of the absolute input; tokens of a `Linear` layer are averaged."""
+def _summed(layer: nn.Module, signal: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of the absolute input over images (and tokens, for `Linear`), and how many they are."""
     magnitude = signal.detach().abs().float()
-    if isinstance(layer, nn.Conv2d):
-        return magnitude.sum(dim=0)
-    if magnitude.ndim > 2:
-        magnitude = magnitude.flatten(1, -2).mean(dim=1)
-    return magnitude.sum(dim=0)
+    rows = magnitude if isinstance(layer, nn.Conv2d) else magnitude.reshape(-1, magnitude.shape[-1])
+    return rows.sum(dim=0), len(rows)
 
 
-def _accumulate(activity: Activity, calls: dict[str, list[Tensor]], additions: list[Addition], images: int) -> None:
-    activity.images += images
-    for name, sums in calls.items():
-        known = activity.inputs.setdefault(name, [torch.zeros_like(total) for total in sums])
-        for total, more in zip(known, sums, strict=True):
-            total += more
-    if not activity.additions:
-        activity.additions = additions
-        return
-    for known, more in zip(activity.additions, additions, strict=True):
-        for total, summand in zip(known.sums, more.sums, strict=True):
-            total += summand
+def _add_up(activity: Activity, additions: list[Addition], images: int) -> None:
+    met: dict[tuple[str | None, str | None], int] = {}
+    for addition in additions:
+        first, second = (branch.weight if branch else None for branch in addition.branches)
+        key = first, second, met.setdefault((first, second), 0)
+        met[first, second] += 1
+        known = activity.additions.get(key)
+        if known is None:
+            activity.additions[key] = addition
+        elif all(a.shape == b.shape for a, b in zip(known.sums, addition.sums, strict=True)):
+            known.images += images
+            for total, more in zip(known.sums, addition.sums, strict=True):
+                total += more

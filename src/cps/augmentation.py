@@ -1,11 +1,11 @@
-"""Augmentation in batches: one random draw per image, on whatever device the images are.
+"""Augmentation in batches, on whatever device the images are.
 
-An augmentation is a function (images, generator) -> images. The generator lives on the CPU, so that the
-same seed draws the same augmentation on every device.
+An augmentation is a function (images, uniform) -> images, where `uniform` has one row of `draws` random numbers
+from 0 to 1 for each image. They are drawn on the CPU, so the same seed augments alike on every device.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,18 @@ from torch import Tensor
 
 from cps.plain import setting
 
-Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+
+class Augmentation(Protocol):
+    """Anything that changes images by random numbers given to it."""
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        ...
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """Return the images, each changed by its own row of `uniform`, shape (images, draws)."""
+        ...
 
 
 @setting
@@ -23,13 +34,18 @@ class PadCrop:
 
     padding: int = 4
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        return 2
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Return the images, each shifted by its own draw."""
         number, _, height, width = images.shape
         padded = F.pad(images, [self.padding] * 4)
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, number), generator=generator)
-        rows = (top[:, None] + torch.arange(height)).to(images.device)  # (number, height)
-        columns = (left[:, None] + torch.arange(width)).to(images.device)  # (number, width)
+        top, left = (uniform * (2 * self.padding + 1)).long().unbind(dim=1)
+        rows = top[:, None] + torch.arange(height, device=images.device)  # (number, height)
+        columns = left[:, None] + torch.arange(width, device=images.device)  # (number, width)
         image = torch.arange(number, device=images.device)[:, None, None]
         return padded.permute(0, 2, 3, 1)[image, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
@@ -39,11 +55,14 @@ class PadCrop:
 class Flip:
     """Mirror each image left to right with probability one half."""
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        return 1
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Return the images, each mirrored or not by its own draw."""
-        mirrored = torch.rand(len(images), generator=generator) < 0.5
-        mirrored = mirrored.to(images.device)[:, None, None, None]
-        return torch.where(mirrored, images.flip(-1), images)
+        return torch.where(uniform[:, :1, None, None] < 0.5, images.flip(-1), images)
 
 
 @setting
@@ -53,8 +72,13 @@ class Chain:
 
     steps: tuple[Augmentation, ...]
 
-    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        return sum(step.draws for step in self.steps)
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
         """Return the images after every step."""
-        for step in self.steps:
-            images = step(images, generator)
+        for step, own in zip(self.steps, uniform.split([step.draws for step in self.steps], dim=1), strict=True):
+            images = step(images, own)
         return images

@@ -84,11 +84,12 @@ class ResNet(nn.Module):
             for block in range(blocks):
                 stride = 2 if index > 0 and block == 0 else 1
                 shortcut: nn.Module = nn.Identity()
-                if width_in != width and shortcuts == "convolution":
+                changes = stride != 1 or width_in != width
+                if changes and shortcuts == "convolution":
                     shortcut = nn.Sequential(
                         nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
                     )
-                elif width_in != width:
+                elif changes:
                     shortcut = PadShortcut(width - width_in)
                 groups.append(Block(width_in, width, stride, shortcut=shortcut, last_relu=last_relu))
                 width_in = width

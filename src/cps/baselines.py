@@ -84,7 +84,7 @@ class Baseline:
                 if saver is not None and self.fabric.is_global_zero:
                     state = {**named_tensors(self.model), "rows": torch.from_numpy(rows)}
                     last = epoch.done == self.training.epochs
-                    saver.save(state, epoch.optimizer, Position(stage, epoch.done), last=last)
+                    saver.save(state, epoch.optimizer_state, Position(stage, epoch.done), last=last)
                 if self.watch is not None:
                     self.watch(stage, epoch)
 

@@ -17,13 +17,14 @@ import torch
 import cps
 from cps.baselines import Baseline
 from cps.evaluation import evaluate
-from cps.learner import Learner, Progress, load
+from cps.learner import Learner, Progress
+from cps.loading import load
 from cps.recipes import Recipe
 from cps.report import write_report
 from cps.scenario import Scenario
 from cps.seeds import seeded
 from cps.sharing import describe_weights
-from cps.training import Epoch
+from cps.training import Epoch, precision_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -162,6 +163,7 @@ class Run:
             "order": scenario.order,
             "seed": self.seed,
             "epochs": [self.recipe.train.epochs, self.recipe.retrain.epochs],
+            "precision": precision_of(self.fabric),
         }
         note = self.out / "run.json"
         if not note.exists() and self.fabric.is_global_zero:

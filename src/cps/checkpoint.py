@@ -2,12 +2,11 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from cps import storage
@@ -45,13 +44,13 @@ class Checkpoint:
     _free_at: float = field(default=0.0, init=False)
 
     def save(
-        self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, at: Position, *, last: bool
+        self, tensors: Mapping[str, Tensor], optimizer_state: Callable[[], dict[str, Any]], at: Position, *, last: bool
     ) -> None:
         """Write the state; the file holds the old one or the new one, never a mixture."""
         began = time.monotonic()
         if began < self._free_at and not last:
             return
-        state = optimizer.state_dict()
+        state = optimizer_state()
         values = {f"value/{name}": value for name, value in tensors.items()}
         scalars: dict[str, dict[str, Any]] = {}
         for index, entries in state["state"].items():
@@ -63,7 +62,7 @@ class Checkpoint:
         header = {
             "identity": dict(self.identity),
             "at": list(at),
-            "groups": state["param_groups"],
+            "groups": [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]],
             "scalars": scalars,
         }
         storage.write(self.path, "checkpoint", header, values)
@@ -101,6 +100,10 @@ def _optimizer_state(header: dict[str, Any], tensors: dict[str, Tensor]) -> dict
         index, key = name.split("/", 1)
         state.setdefault(int(index), {})[key] = value
     return {"state": state, "param_groups": header["groups"]}
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

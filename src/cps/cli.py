@@ -62,14 +62,16 @@ def bench(
     recipe: Annotated[str | None, typer.Argument(help="Which experiment; see --list.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: runs/RECIPE]")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data, where a recipe needs one.")] = None,
-    order: Annotated[int | None, typer.Option(help="Seed of the class order. [default: the recipe's]")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of everything else.")] = 0,
+    order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. [default: the recipe's]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
     epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help="32-true, bf16-mixed or 16-mixed.")] = "32-true",
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. [default: bf16-mixed on a GPU]")
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
 ) -> None:
     """Run an experiment and write results.json, report.html and the model.
@@ -112,8 +114,7 @@ def report(
     """Write one page about one or more runs."""
     from cps.report import write_report
 
-    files = [path / "results.json" if path.is_dir() else path for path in runs]
-    write_report(out, [json.loads(file.read_text()) for file in files])
+    write_report(out, [_results(path / "results.json" if path.is_dir() else path) for path in runs])
     console.print(f"Wrote [bold]{out}[/bold]")
 
 
@@ -150,7 +151,18 @@ def _numbers(text: str | None) -> list[int] | None:
         raise ValueError(f"--group-sizes takes whole numbers with commas, as 1,5,20, got '{text}'") from None
     if min(numbers) < 1:
         raise ValueError("--group-sizes must be at least 1")
-    return numbers
+    return sorted(set(numbers))
+
+
+def _results(file: Path) -> dict[str, Any]:
+    """Return the results in a file; refuse one that is none."""
+    try:
+        results = json.loads(file.read_text())
+        if {"recipe", "class_il", "task_il", "classes_per_task", "default_selector"} <= set(results):
+            return results
+    except (ValueError, TypeError):
+        pass
+    raise ValueError(f"'{file}' holds no results of a run")
 
 
 class _Bars:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from cps.plain import setting
+from cps.storage import digest
 
 ClassName = str | int
 Data = Any  # a torch Dataset, or a pair (images, labels) of tensors, arrays or lists
@@ -34,6 +35,10 @@ class Examples(Protocol):
         """Return all labels, or None where only reading every image would tell them."""
         ...
 
+    def digest(self) -> str | None:
+        """Return a digest of all images and labels, or None where only reading every image would tell it."""
+        ...
+
     def to(self, device: torch.device) -> "Examples":
         """Return the same examples with what is in memory moved to the device."""
         ...
@@ -47,8 +52,15 @@ class Normalize:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        numbers = [*self.mean, *self.std]
+        if len(self.mean) != len(self.std) or not all(isinstance(n, int | float) for n in numbers) or 0 in self.std:
+            raise ValueError("Normalize takes as many means as deviations, numbers all, and no deviation of zero")
+
     def __call__(self, images: Tensor) -> Tensor:
         """Return the normalised images."""
+        if images.shape[1] != len(self.mean):
+            raise ValueError(f"expected images of {len(self.mean)} channels to normalise, got {images.shape[1]}")
         shape = (1, -1, *(1 for _ in images.shape[2:]))
         mean = torch.tensor(self.mean, device=images.device, dtype=images.dtype).reshape(shape)
         std = torch.tensor(self.std, device=images.device, dtype=images.dtype).reshape(shape)
@@ -74,6 +86,10 @@ class TensorExamples:
     def labels(self) -> Tensor:
         """Return all labels."""
         return self.targets
+
+    def digest(self) -> str:
+        """Return a digest of all images and labels."""
+        return digest({"images": self.images, "targets": self.targets})
 
     def to(self, device: torch.device) -> "TensorExamples":
         """Return the same examples on the device."""
@@ -108,6 +124,9 @@ class DatasetExamples:
         known = known_labels(self.dataset)
         return None if known is None else self.to_local(known)
 
+    def digest(self) -> None:
+        """Return nothing: that would take reading every image."""
+
     def to(self, device: torch.device) -> "DatasetExamples":
         """Return itself: images are moved batch by batch."""
         return self
@@ -139,7 +158,10 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        images, labels = as_images(data[0]), plain_labels(data[1])
+        images, labels = data[0], plain_labels(data[1])
+        if len(images) == 0:
+            raise ValueError("the task has no images")
+        images = as_images(images)
         if len(images) != len(labels):
             raise ValueError(f"expected one label per image, got {len(images)} images, {len(labels)} labels")
         examples = TensorExamples(images, to_local(labels))
@@ -163,10 +185,12 @@ def as_images(images: Any) -> Tensor:
         if not images:
             raise ValueError("there are no images")
         images = torch.stack([_as_image(image) for image in images])
-    tensor = images if isinstance(images, Tensor) else torch.as_tensor(np.asarray(images))
+    tensor = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
     if tensor.ndim < 2:
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}")
-    if tensor.dtype == torch.float64:
+    if len(tensor) == 0:
+        raise ValueError("there are no images")
+    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.float()
     refuse_bad_pixels(tensor)
     return tensor
@@ -183,7 +207,10 @@ def known_labels(dataset: Dataset) -> list[ClassName] | None:
         known = known_labels(dataset.dataset)
         return None if known is None else [known[index] for index in dataset.indices]
     targets = getattr(dataset, "targets", None)
-    return None if targets is None else plain_labels(targets)
+    if targets is None:
+        return None
+    transform = getattr(dataset, "target_transform", None)
+    return plain_labels(targets if transform is None else [transform(target) for target in plain_labels(targets)])
 
 
 def refuse_bad_pixels(images: Tensor) -> None:
@@ -198,9 +225,7 @@ def refuse_bad_pixels(images: Tensor) -> None:
 
 def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
-    pixels = images.float() / 255 if images.dtype == torch.uint8 else images
-    if not pixels.is_floating_point():
-        pixels = pixels.float()
+    pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
     return pixels if normalize is None else normalize(pixels)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.data import ClassName
+from cps.guard import Guard, Kept
 from cps.masks import Masks, full_masks, is_subset, pack, unpack
 from cps.partition import Parts, named_tensors
 
@@ -24,7 +25,7 @@ class Classifier(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the logits, shape (N, classes)."""
-        return self.head(self.backbone(pixels))
+        return self.head(self.backbone(pixels).to(self.head.weight.dtype))
 
 
 class Draft:
@@ -56,7 +57,6 @@ class Draft:
         with torch.no_grad():
             for name, value in {**weights, **private}.items():
                 live[name].copy_(value)
-        self._set_guard()
 
     def weights(self) -> dict[str, Tensor]:
         """Return the live shared weights, zero where the masks are off."""
@@ -71,27 +71,21 @@ class Draft:
     @torch.no_grad()
     def narrow(self, masks: Masks) -> None:
         """Switch off the connections that are not in `masks`; masks only ever shrink."""
+        if set(masks) != set(self.masks):
+            raise ValueError("a pruner must return a mask for every weight it was given")
         if not is_subset(masks, self.masks):
             raise ValueError("a pruner may only switch connections off, but some came back on")
         self.masks = {name: mask.clone() for name, mask in masks.items()}
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)
-        self._set_guard()
 
     def keep_warm(self) -> None:
         """Remember the weights as they are now, for the connections that pruning will free."""
         self.warm = {name: weight.clone() for name, weight in self.weights().items()}
 
-    @torch.no_grad()
-    def protect(self) -> None:
-        """Put back, after an optimizer step, every weight that may not move.
-
-        Weight decay and momentum move weights whose gradient is zero, so masking gradients is not enough.
-        """
-        for weight, taken, sealed in self._taken_weights:
-            torch.where(taken, sealed, weight, out=weight)
-        for weight, off in self._pruned_weights:
-            weight.masked_fill_(off, 0.0)
+    def guard(self) -> Guard:
+        """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""
+        return {name: Kept(self._taken[name], self._sealed[name], ~self.masks[name]) for name in self._parts.shared}
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a checkpoint must hold of a draft."""
@@ -110,10 +104,3 @@ class Draft:
             mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
         warm = {name: state[f"warm/{name}"].to(w) for name, w in self.weights().items() if f"warm/{name}" in state}
         self.warm = warm or None
-        self._set_guard()
-
-    def _set_guard(self) -> None:
-        """List what `protect` has to put back: taken weights to their sealed values, pruned ones to zero."""
-        live, taken, masks = self.weights(), self._taken, self.masks
-        self._taken_weights = [(live[n], taken[n], self._sealed[n]) for n in live if taken[n].any()]
-        self._pruned_weights = [(live[n], ~masks[n]) for n in live if not masks[n].all()]

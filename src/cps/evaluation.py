@@ -5,7 +5,6 @@ Sealed subnetworks never change, so each test image passes each subnetwork once 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,7 +17,6 @@ from cps.metrics import Matrix, summary
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
-from cps.subnetwork import local_labels
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
@@ -37,8 +35,8 @@ def evaluate(
     whose task is mistaken counts as wrong whole.
     """
     evidence, right = [], []
-    for task in list(tasks)[: len(learner.network.subnetworks)]:
-        examples = as_examples(task.test, partial(local_labels, task.classes), workers=learner.workers)
+    for task, subnetwork in zip(tasks, learner.network.subnetworks, strict=False):
+        examples = as_examples(task.test, subnetwork.local, workers=learner.workers)
         evidence.append(learner.network.evidence(ImageBatches(examples)))
         own = evidence[-1][len(evidence) - 1].logits
         right.append(own.argmax(dim=1) == all_labels(examples).to(own.device))

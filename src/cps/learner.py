@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,25 +16,25 @@ from cps.data import Examples, ImageBatches, Normalize, all_labels, as_images
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.intake import check_shape, check_task, first_look, training_examples
-from cps.modelfile import fill, read_model, write_model
+from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
-from cps.plain import encode, unknown_in
+from cps.plain import encode
 from cps.prediction import Prediction, classify
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
-from cps.seeds import generator
+from cps.seeds import generator, seeded
 from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
 from cps.settings import Adam, Steps, Training
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
-from cps.training import Epoch, fit, make_fabric
+from cps.training import Epoch, fit, make_fabric, precision_of, ready
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
 
-HEAD, PRUNE, FIT = range(3)  # what a seed is for
+HEAD, PRUNE, FIT, OBSERVE = range(4)  # what a seed is for
 SETTINGS = (
     "pruner", "rounds", "train", "retrain", "selectors", "augment", "normalize", "prune_images", "seed"
 )  # fmt: skip
@@ -92,6 +93,8 @@ class Learner:
             raise ValueError(f"rounds must not be negative, got {rounds}")
         if not selectors:
             raise ValueError("at least one selector is needed to predict")
+        if prune_images < 1:
+            raise ValueError(f"pruning looks at one image or more, got prune_images={prune_images}")
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = rounds
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
@@ -100,8 +103,8 @@ class Learner:
         self.augment = augment
         self.normalize = normalize
         self.prune_images = prune_images
-        self.seed = seed
-        self.fabric = fabric or make_fabric()
+        self.seed = int(seed)
+        self.fabric = ready(fabric or make_fabric())
         self.workers = workers
         self.watch = watch
         self.network = SharedNetwork(backbone, normalize=normalize)
@@ -114,9 +117,10 @@ class Learner:
         from it; delete it once the learned model is saved.
         """
         with self.network.transaction():
-            examples = training_examples(task, self.network, workers=self.workers)
-            features = first_look(examples, self.network)
-            draft = self.network.grow(task.classes, features, self._draws(HEAD))
+            with self._seeded(HEAD):
+                examples = training_examples(task, self.network, workers=self.workers)
+                features = first_look(examples, self.network)
+            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)))
             saver = self._saver(task, examples, checkpoint)
             saved = saver and saver.load()
             if saved:
@@ -174,8 +178,12 @@ class Learner:
             write_model(path, self.network, self._settings())
         self.fabric.barrier()
 
-    def _draws(self, purpose: int) -> torch.Generator:
-        return generator(self.seed, len(self.network.subnetworks), purpose)
+    def _key(self, purpose: int) -> tuple[int, ...]:
+        return self.seed, len(self.network.subnetworks), purpose
+
+    def _seeded(self, purpose: int) -> AbstractContextManager[None]:
+        """Read examples with a seed of their own, since a data set may augment by torch's generator."""
+        return seeded(self.fabric.device, *self._key(purpose))
 
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS}
@@ -183,15 +191,15 @@ class Learner:
     def _saver(self, task: Task, examples: Examples, path: str | Path | None) -> Checkpoint | None:
         if path is None:
             return None
-        labels = examples.labels()
         identity = {
             "task": len(self.network.subnetworks),
             "classes": list(task.classes),
             "images": len(examples),
-            "labels": None if labels is None else digest({"labels": labels}),
+            "pixels and labels": examples.digest(),
             "settings": {name: encode(value) for name, value in self._settings().items()},
             "earlier tasks": digest(self.network.weights),
             "processes": self.fabric.world_size,
+            "precision": precision_of(self.fabric),
         }
         return Checkpoint(Path(path), identity)
 
@@ -210,7 +218,7 @@ class Learner:
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
                 at = Position(phase, epoch.done)
-                saver.save(draft.state(), epoch.optimizer, at, last=epoch.done == training.epochs)
+                saver.save(draft.state(), epoch.optimizer_state, at, last=epoch.done == training.epochs)
             if self.watch is not None:
                 self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
 
@@ -222,7 +230,7 @@ class Learner:
             seed=(self.seed, index, FIT, phase),
             prepare=self.network.pixels,
             augment=self.augment,
-            after_step=draft.protect,
+            guard=draft.guard(),
             after_epoch=after_epoch,
             start=saved.at.epoch if saved else 0,
             optimizer_state=saved.optimizer if saved else None,
@@ -230,33 +238,16 @@ class Learner:
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
         """Return the pixels of some training images, drawn once for the task."""
-        chosen = torch.randperm(len(examples), generator=self._draws(PRUNE))[: self.prune_images]
+        chosen = torch.randperm(len(examples), generator=generator(*self._key(PRUNE)))[: self.prune_images]
         order = chosen.split(self.train.batch_size)
-        return [self.network.pixels(images) for images, _ in examples.batches(order)]
+        with self._seeded(PRUNE):
+            return [self.network.pixels(images) for images, _ in examples.batches(order)]
 
     def _observe(self, subnetwork: Subnetwork, examples: Examples) -> None:
         """Let every selector keep its numbers about the new task."""
-        evidence = self.network.evidence(ImageBatches(examples))
-        labels = all_labels(examples).to(self.network.device)
-        for selector in self.selectors:
-            kept = selector.observe(subnetwork, evidence, labels)
-            subnetwork.statistics[selector.name] = self.fabric.broadcast(kept)
-
-
-def load(path: str | Path, backbone: nn.Module, **settings: Any) -> Learner:
-    """Return the learner in a model file, ready to predict and to learn more.
-
-    `backbone` is a module of the architecture it was learned with; its values do not matter. Settings are
-    those of the file unless given; one that a file cannot hold, such as a pruner of your own, must be given.
-    """
-    header, tensors = read_model(path)
-    settings = {**{name: header["settings"].get(name) for name in SETTINGS}, **settings}
-    for name, value in settings.items():
-        lost = unknown_in(value)
-        if lost:
-            raise ValueError(f"'{path}' was learned with {name} {lost[0]}; pass {name}=... to load it")
-    learner = Learner(backbone, **settings)
-    learner.network.to(torch.device("cpu"))
-    fill(learner.network, path, header, tensors)
-    learner.network.to(learner.fabric.device)
-    return learner
+        with self._seeded(OBSERVE):
+            evidence = self.network.evidence(ImageBatches(examples))
+            labels = all_labels(examples).to(self.network.device)
+            for selector in self.selectors:
+                kept = selector.observe(subnetwork, evidence, labels)
+                subnetwork.statistics[selector.name] = self.fabric.broadcast(kept)

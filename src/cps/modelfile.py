@@ -3,7 +3,8 @@
 docs/file-format.md describes it.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "settings": {name: encode(value) for name, value in learner_settings.items()},
-        "fingerprints": [network.fingerprint(task).tensors for task in range(len(network.subnetworks))],
+        "fingerprints": [network.digest(task) for task in range(len(network.subnetworks))],
     }
     storage.write(path, "model", header, tensors)
 
@@ -52,17 +53,19 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Give a new network the weights and subnetworks of a model file, checking every tensor."""
     reader = _Reader(path, tensors)
-    weights = {name: reader.take(f"weight/{name}", like=value) for name, value in network.weights.items()}
-    initial = {name: reader.take(f"initial/{name}", like=value) for name, value in network.initial.items()}
+    weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in network.weights.items()}
+    initial = {
+        name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in network.initial.items()
+    }
     taken = reader.masks("taken", weights)
     subnetworks = []
     for index, names in enumerate(header["classes"]):
         number, features = len(names), header["features"][index]
         head = {
-            "weight": reader.take(f"task/{index}/head/weight", like=torch.empty(number, features)),
-            "bias": reader.take(f"task/{index}/head/bias", like=torch.empty(number)),
+            "weight": reader.take(f"task/{index}/head/weight", (number, features)),
+            "bias": reader.take(f"task/{index}/head/bias", (number,)),
         }
-        private = {n: reader.take(f"task/{index}/private/{n}", like=v) for n, v in initial.items()}
+        private = {n: reader.take(f"task/{index}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
         statistics = {
             selector: {key: reader.take(f"task/{index}/statistics/{selector}/{key}") for key in keys}
             for selector, keys in header["statistics"][index].items()
@@ -79,7 +82,7 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     network.subnetworks = subnetworks
     network.input_shape = tuple(header["input_shape"]) or None
     for task, expected in enumerate(header["fingerprints"]):
-        if network.subnetworks and network.fingerprint(task).tensors != expected:
+        if network.digest(task) != expected:
             raise FileError(f"'{path}' is inconsistent: task {task} is not the subnetwork that was sealed")
 
 
@@ -99,14 +102,15 @@ class _Reader:
         self.path = path
         self.rest = dict(tensors)
 
-    def take(self, name: str, like: Tensor | None = None) -> Tensor:
+    def take(self, name: str, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         value = self.rest.pop(name, None)
         if value is None:
             raise FileError(f"'{self.path}' does not fit this backbone: tensor '{name}' is missing")
-        if like is not None and (value.shape != like.shape or value.dtype != like.dtype):
+        expected = value.shape if shape is None else tuple(shape)
+        if tuple(value.shape) != tuple(expected) or value.dtype != dtype:
             raise FileError(
-                f"'{self.path}' does not fit this backbone: tensor '{name}' is {_described(value)}, "
-                f"expected {_described(like)}"
+                f"'{self.path}' does not fit this backbone: tensor '{name}' is "
+                f"{_described(value.dtype, value.shape)}, expected {_described(dtype, expected)}"
             )
         return value
 
@@ -115,7 +119,7 @@ class _Reader:
         for name, weight in weights.items():
             shape = mask_shape(weight.shape)
             bits = torch.Size(shape).numel()
-            packed = self.take(f"{prefix}/{name}", like=torch.empty((bits + 7) // 8, dtype=torch.uint8))
+            packed = self.take(f"{prefix}/{name}", ((bits + 7) // 8,), torch.uint8)
             masks[name] = unpack(packed, shape)
         return masks
 
@@ -124,8 +128,8 @@ class _Reader:
             raise FileError(f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'")
 
 
-def _described(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
 def _check_header(path: str | Path, header: dict[str, Any]) -> None:
@@ -139,6 +143,7 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
+        and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
     )
     if not well_formed:
         raise FileError(f"'{path}' has a damaged header")

@@ -48,6 +48,9 @@ class SharedNetwork:
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
         self.backbone = copy.deepcopy(backbone)
+        for module in self.backbone.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)  # expanded ones too
         self.parts: Parts = partition(self.backbone)
         self.normalize = normalize
         tensors = named_tensors(self.backbone)
@@ -67,8 +70,13 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self.backbone.to(device)
-        for tensors in (self.weights, self.initial, self.taken):
+        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        self.backbone.to(device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        self.weights = {
+            name: value.to(device, memory_format=layout if value.ndim == 4 else torch.contiguous_format)
+            for name, value in self.weights.items()
+        }
+        for tensors in (self.initial, self.taken):
             _move(tensors, device)
         for subnetwork in self.subnetworks:
             for tensors in (subnetwork.masks, subnetwork.private, subnetwork.head):
@@ -88,7 +96,8 @@ class SharedNetwork:
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
-        return as_pixels(images.to(self.device), self.normalize)
+        dtype = next(iter(self.weights.values())).dtype
+        return as_pixels(images.to(self.device), self.normalize).to(dtype)
 
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
@@ -130,7 +139,8 @@ class SharedNetwork:
             name: torch.where(subnetwork.masks[name], weight, zero.to(weight.dtype))
             for name, weight in self.weights.items()
         }
-        return {**masked, **subnetwork.private}
+        # Copies, since a module may change its buffers even in eval mode.
+        return {**masked, **{name: value.clone() for name, value in subnetwork.private.items()}}
 
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
@@ -161,19 +171,26 @@ class SharedNetwork:
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
+        assert self.input_shape is not None
+        fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
+        return Fingerprint(self.digest(task), digest(self.outputs([fixed], task)._asdict()))
+
+    def digest(self, task: int) -> str:
+        """Return the digest of everything that belongs to a sealed subnetwork."""
         subnetwork = self.subnetworks[task]
         masks = {f"mask {name}": mask for name, mask in subnetwork.masks.items()}
         head = {f"head {name}": value for name, value in subnetwork.head.items()}
-        tensors = digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes))
-        assert self.input_shape is not None
-        fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
-        return Fingerprint(tensors, digest(self.outputs([fixed], task)._asdict()))
+        return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes))
+
+    def _is_frozen(self) -> bool:
+        """Say whether the user froze the whole backbone, so that only heads are to be learned."""
+        return not any(parameter.requires_grad for parameter in self.backbone.parameters())
 
     def _check_capacity(self) -> None:
         """Warn when layers have hardly any free weights; raise when a task could learn nothing at all."""
         free, index = self.free(), len(self.subnetworks)
-        tensors = named_tensors(self.backbone)
-        if max(free.values()) == 0 and not any(tensors[name].requires_grad for name in self.parts.private):
+        learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
+        if index and max(free.values()) == 0 and not learns and not self._is_frozen():
             raise CapacityError(
                 f"task {index} found no free weights (100% taken by {index} subnetworks) and the backbone has "
                 "nothing else to learn; use a wider backbone or a smaller alpha"

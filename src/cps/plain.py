@@ -5,6 +5,7 @@ others, and nothing that a file names is imported.
 """
 
 import dataclasses
+import re
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
@@ -40,7 +41,7 @@ def encode(value: Any) -> Any:
     if _TYPES.get(type(value).__name__) is type(value):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
-    return {"type": None, "was": repr(value)[:200]}
+    return {"type": None, "was": re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:200]}  # an address is no identity
 
 
 def decode(value: Any) -> Any:

@@ -18,7 +18,7 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
     handles = [layer_of(backbone, name).register_forward_hook(lambda *_, name=name: ran.add(name)) for name in names]
     backbone.eval()
     try:
-        features = backbone(pixels)
+        features, again = backbone(pixels.clone()), backbone(pixels.clone())
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {_first_line(error)}"
@@ -40,6 +40,11 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
         )
     if not torch.isfinite(features).all():
         raise ValueError("the backbone returns NaN or infinite features; its weights may be damaged")
+    if not torch.equal(features, again):
+        raise ValueError(
+            "the backbone gives the same images other features each time, in eval mode too; a dropout that stays on or "
+            "a state outside its buffers would make it forget"
+        )
     return features.shape[1]
 
 

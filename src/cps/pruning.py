@@ -81,8 +81,7 @@ class NNrelief:
         for name, weak in self._weak_branches(activity).items():
             kept[name] &= ~_per_output(weak, kept[name])
         masked = {name: weights[name].masked_fill(~mask, 0.0) for name, mask in kept.items()}
-        with torch.enable_grad():
-            unread = unread_channels(backbone, masked, batches)
+        unread = unread_channels(backbone, masked, batches)
         return {name: mask & ~_per_output(unread[name], mask) for name, mask in kept.items()}
 
     def keep(self, scores: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -112,12 +111,13 @@ class NNrelief:
         alone carries alpha of the sum. That is |branch| / |shortcut| < (1 - alpha) / alpha.
         """
         weak: dict[str, Tensor] = {}
-        for addition in activity.additions:
+        for addition in activity.additions.values():
             for branch, summand in zip(addition.branches, addition.sums, strict=True):
                 if branch is None or not branch.is_read_once():
                     continue
-                both = sum(_channel_norms(total, branch.channel_axis) for total in addition.sums)
-                here = _channel_norms(summand, branch.channel_axis) < (1 - self.alpha) * both
+                first, second = (_channel_norms(total, branch.channel_axis) for total in addition.sums)
+                own = _channel_norms(summand, branch.channel_axis)
+                here = (own < (1 - self.alpha) * (first + second)) & (own < torch.maximum(first, second))
                 weak[branch.weight] = weak[branch.weight] & here if branch.weight in weak else here
         return weak
 

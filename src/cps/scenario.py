@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from cps.data import ClassName, Data, known_labels, plain_labels
+from cps.data import ClassName, Data, as_images, known_labels, plain_labels
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,11 @@ class Task:
     test: Data = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(plain_labels(self.classes)))
+        names = tuple(plain_labels(self.classes))
+        for name in names:
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                raise TypeError(f"class names are strings or ints, got {name!r}")
+        object.__setattr__(self, "classes", names)
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def split_by_class(
     if not 0 <= validation < 1:
         raise ValueError(f"validation is a share from 0 to below 1, got {validation}")
     labels = _labels_of(train)
+    test_labels = [] if test is None else _labels_of(test)
     classes, name = _ordered(sorted(set(labels), key=_sort_key), order)
     held_out = _hold_out(labels, classes, validation, seed)
     tasks = []
@@ -78,7 +82,7 @@ def split_by_class(
                 group,
                 train=_subset(train, fit),
                 val=_subset(train, val) if val else None,
-                test=None if test is None else _subset(test, _positions(_labels_of(test), group)),
+                test=None if test is None else _subset(test, _positions(test_labels, group)),
             )
         )
     return Scenario(tuple(tasks), name)
@@ -92,11 +96,12 @@ def class_order(classes: Sequence[ClassName], seed: int) -> list[ClassName]:
 def _ordered(classes: list[ClassName], order: int | Sequence[ClassName] | None) -> tuple[list[ClassName], str | int]:
     if order is None:
         return classes, "identity"
-    if isinstance(order, int):
-        return class_order(classes, order), order
-    if sorted(order, key=_sort_key) != classes:
+    if isinstance(order, int | np.integer):
+        return class_order(classes, int(order)), int(order)
+    names = plain_labels(order)
+    if sorted(names, key=_sort_key) != classes:
         raise ValueError("the order must name every class of the training data exactly once")
-    return list(order), "given"
+    return names, "given"
 
 
 def _groups(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tuple[ClassName, ...]]:
@@ -144,7 +149,7 @@ def _positions(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[in
 def _subset(data: Data, indices: list[int]) -> Any:
     if isinstance(data, Dataset):
         return Subset(data, indices)
-    images = data[0] if isinstance(data[0], Tensor) else torch.as_tensor(np.asarray(data[0]))
+    images = as_images(data[0])
     labels = plain_labels(data[1])
     return images[torch.tensor(indices, dtype=torch.long)], [labels[index] for index in indices]
 

@@ -130,7 +130,13 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the task of each image: the one that scores highest for its group."""
-    return selector(evidence, statistics, groups).argmax(dim=1)[groups]
+    try:
+        return selector(evidence, statistics, groups).argmax(dim=1)[groups]
+    except KeyError as error:
+        raise ValueError(
+            f"{selector.name} has kept no {error} about some task; a selector must be among the learner's selectors "
+            "when a task is learned"
+        ) from None
 
 
 def _number_of(groups: Tensor) -> int:

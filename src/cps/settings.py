@@ -107,6 +107,8 @@ class Training:
     batch_size: int = 128
 
     def __post_init__(self) -> None:
+        if not isinstance(self.epochs, int) or not isinstance(self.batch_size, int):
+            raise TypeError(f"epochs and batch_size are ints, got {self.epochs!r} and {self.batch_size!r}")
         if self.epochs < 0:
             raise ValueError(f"epochs must not be negative, got {self.epochs}")
         if self.batch_size < 1:

@@ -26,8 +26,8 @@ class FileError(ValueError):
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a file beside `path`, sync it to the disk, then put it in place of `path` in one step."""
-    path = Path(path)
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    path = Path(path).resolve()  # what a link points to is replaced, not the link
+    plain = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
@@ -95,6 +95,17 @@ def _checked_header(path: Path, kind: str, metadata: dict[str, str]) -> dict[str
     if not isinstance(header, dict):
         raise FileError(f"'{path}' has a header that is not an object")
     return header
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors with those copied that lie in the same memory, which safetensors refuses."""
+    seen: set[int] = set()
+    apart = {}
+    for name, value in tensors.items():
+        place = value.untyped_storage().data_ptr()
+        apart[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return apart
 
 
 def _sha(text: str) -> str:

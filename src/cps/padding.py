@@ -1,0 +1,115 @@
+"""Padding: a twin of a backbone whose widths are multiples of eight, which GPUs are fast at.
+
+The channels added are zero and stay zero: nothing reads them, so no gradient reaches them, and what reads them
+receives nothing. The twin computes what the backbone does, which is checked on two images before it is used.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cps.partition import named_tensors
+
+MULTIPLE = 8
+
+
+class Padded(nn.Module):
+    """A widened copy of a backbone that returns the backbone's features."""
+
+    def __init__(self, backbone: nn.Module, features: int):
+        super().__init__()
+        self.inner = widened(backbone)
+        self.features = features
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return features, shape (N, d)."""
+        return self.inner(pixels)[:, : self.features]
+
+
+def widened(backbone: nn.Module) -> nn.Module:
+    """Return a copy with every convolution and batch norm layer padded with zeros to a multiple of eight."""
+    twin = copy.deepcopy(backbone)
+    for module in twin.modules():
+        if isinstance(module, nn.Conv2d):
+            module.in_channels, module.out_channels = _wide(module.in_channels), _wide(module.out_channels)
+            _pad(module, "weight", (module.out_channels, module.in_channels))
+            _pad(module, "bias", (module.out_channels,))
+        elif isinstance(module, nn.BatchNorm2d):
+            module.num_features = _wide(module.num_features)
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                _pad(module, name, (module.num_features,))
+    return twin
+
+
+def pads(backbone: nn.Module) -> bool:
+    """Say whether the backbone has awkward widths, and only layers that can be padded."""
+    layers = [module for module in backbone.modules() if next(module.parameters(recurse=False), None) is not None]
+    paddable = all(
+        isinstance(layer, nn.BatchNorm2d) or (isinstance(layer, nn.Conv2d) and layer.groups == 1) for layer in layers
+    )
+    widths = [layer.out_channels for layer in layers if isinstance(layer, nn.Conv2d)]
+    return paddable and any(width != _wide(width) for width in widths)
+
+
+@torch.no_grad()
+def padded(backbone: nn.Module, pixels: Tensor) -> Padded | None:
+    """Return the padded twin of a backbone, or None where it has none or would compute something else."""
+    if not pads(backbone):
+        return None
+    was_training = backbone.training
+    expected = backbone.eval()(pixels)
+    backbone.train(was_training)
+    try:
+        twin = Padded(backbone, expected.shape[1]).to(pixels.device)
+        agrees = torch.allclose(twin.eval()(pixels), expected, rtol=1e-3, atol=1e-4)
+    except RuntimeError:
+        return None
+    return twin if agrees else None
+
+
+@torch.no_grad()
+def copy_into(source: nn.Module, target: nn.Module) -> None:
+    """Copy every tensor of one module into the other, as far as both reach; what is beyond stays."""
+    into = named_tensors(target)
+    for name, value in named_tensors(source).items():
+        overlap(into[name], value.shape).copy_(overlap(value, into[name].shape))
+
+
+def overlap(value: Tensor, shape: torch.Size) -> Tensor:
+    """Return the view of a tensor that lies within a shape."""
+    return value[tuple(slice(0, size) for size in shape)]
+
+
+def resized_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return an optimizer's state with every tensor cut, or padded with zeros, to the shape of its parameter."""
+    shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
+
+    def fitted(value: Any, shape: torch.Size) -> Any:
+        if not isinstance(value, Tensor) or value.ndim != len(shape) or value.shape == shape:
+            return value
+        cut = overlap(value, shape)
+        wide = value.new_zeros(shape)
+        overlap(wide, cut.shape).copy_(cut)
+        return wide
+
+    fitting = {i: {key: fitted(v, shapes[i]) for key, v in entries.items()} for i, entries in state["state"].items()}
+    return {**state, "state": fitting}
+
+
+def _wide(channels: int) -> int:
+    """Return the padded number of channels; few, as those of images, stay."""
+    return channels if channels < 2 * MULTIPLE else -(-channels // MULTIPLE) * MULTIPLE
+
+
+def _pad(module: nn.Module, name: str, sizes: tuple[int, ...]) -> None:
+    value = getattr(module, name)
+    if value is None:
+        return
+    wide = value.detach().new_zeros(*sizes, *value.shape[len(sizes) :])
+    overlap(wide, value.shape).copy_(value.detach())
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(name, nn.Parameter(wide, requires_grad=value.requires_grad))
+    else:
+        module.register_buffer(name, wide)
