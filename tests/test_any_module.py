@@ -250,3 +250,103 @@ def test_private_parts_start_from_what_the_backbone_came_with(make_learner, monk
     learner.learn(make_task(10))
     assert started[0]["1.weight"].eq(3.0).all()
     assert started[0]["1.running_mean"].eq(0.5).all()
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, in eval mode too, and adds the count to the features."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(72, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, images):
+        self.calls += 1
+        return self.layer(images.flatten(1)) + 0 * self.calls
+
+
+def test_buffers_that_change_in_eval_mode_are_changed_on_copies(make_learner, tmp_path):
+    learner = make_learner(Counting())
+    learner.learn(make_task(0))
+    assert learner.fingerprint(0) == learner.fingerprint(0)
+    learner.predict(make_task(0).test[0])
+    learner.save(tmp_path / "model.cps")
+    assert cps.load(tmp_path / "model.cps", Counting(), fabric=learner.fabric).fingerprint(0) == learner.fingerprint(0)
+
+
+class Restless(nn.Module):
+    """Gives other features each time: a dropout that stays on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(72, 64)
+
+    def forward(self, images):
+        return nn.functional.dropout(self.layer(images.flatten(1)), 0.5, training=True)
+
+
+class Remembering(nn.Module):
+    """Keeps a state that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.mean = nn.Linear(72, 8), 0.0
+
+    def forward(self, images):
+        self.mean = 0.9 * self.mean + 0.1 * float(images.mean()) + 0.1
+        return self.layer(images.flatten(1)) - self.mean
+
+
+@pytest.mark.parametrize("kind", [Restless, Remembering])
+def test_a_backbone_that_answers_differently_each_time_is_refused(make_learner, kind):
+    with pytest.raises(ValueError, match="other features each time"):
+        make_learner(kind()).learn(make_task(0))
+
+
+def test_work_in_place_never_reaches_the_users_images(make_learner):
+    backbone = nn.Sequential(nn.ReLU(inplace=True), *conv_net())
+    learner = make_learner(backbone)
+    task = make_task(0)
+    kept = task.train[0].clone()
+    learner.learn(task)
+    learner.learn(make_task(10))
+    learner.predict(task.train[0])
+    assert torch.equal(task.train[0], kept)
+
+
+def test_a_float64_backbone_is_learned(make_learner):
+    learner = make_learner(conv_net().double())
+    learner.learn(make_task(0))
+    before = learner.fingerprint(0)
+    learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
+    assert next(iter(learner.network.weights.values())).dtype == torch.float64
+
+
+def test_the_memory_format_of_the_backbone_does_not_matter(make_learner, tmp_path):
+    learner = make_learner(cps.resnet18(2, (4, 8, 12, 16)).to(memory_format=torch.channels_last))
+    learner.learn(make_task(0, shape=(2, 8, 8)))
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", cps.resnet18(2, (4, 8, 12, 16)), fabric=learner.fabric)
+    assert loaded.fingerprint(0) == learner.fingerprint(0)
+
+
+def test_expanded_and_aliased_buffers_are_copied(make_learner, tmp_path):
+    backbone = conv_net()
+    backbone.register_buffer("wide", torch.zeros(1).expand(4))
+    backbone.register_buffer("same", backbone.wide)
+    learner = make_learner(backbone)
+    learner.learn(make_task(0), checkpoint=tmp_path / "checkpoint.safetensors")
+    learner.save(tmp_path / "model.cps")
+
+
+def test_a_wholly_frozen_backbone_learns_heads(make_learner):
+    backbone = conv_net().requires_grad_(False)
+    learner = make_learner(backbone, rounds=0)
+    learner.learn(make_task(0))
+    learner.learn(make_task(10))
+    assert len(learner.network.subnetworks) == 2
+
+
+def test_a_resnet_of_equal_widths_works():
+    assert cps.resnet18(3, (16, 16, 16, 16))(torch.zeros(2, 3, 16, 16)).shape == (2, 16)

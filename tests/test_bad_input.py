@@ -198,3 +198,50 @@ def test_a_network_with_nothing_left_to_learn_is_a_capacity_error(make_learner):
     with pytest.raises(cps.CapacityError, match="no free weights"):
         learner.learn(make_task(10))
     assert learner.fingerprint(0) == before
+
+
+@pytest.mark.parametrize("names", [[True, False], [0.5, 1.5], [(0, 1), (0, 2)], [None, "a"], [b"a", b"b"]], ids=str)
+def test_class_names_that_no_file_could_hold_are_refused(names):
+    with pytest.raises(TypeError, match="strings or ints"):
+        cps.Task(names, train=(IMAGES, [names[0], names[1]] * 12))
+
+
+def test_batches_of_one_image_are_learned(make_learner):
+    learner = make_learner(train=cps.Training(1, batch_size=1))
+    learner.learn(make_task(0, images=4))
+
+
+def test_settings_that_make_no_sense_are_refused(make_learner):
+    with pytest.raises(ValueError, match="prune_images"):
+        make_learner(prune_images=0)
+    with pytest.raises(ValueError, match="bf16-true"):
+        cps.make_fabric(accelerator="cpu", precision="bf16-true")
+    with pytest.raises(TypeError, match="ints"):
+        cps.Training(1.5)  # pyright: ignore
+    with pytest.raises(ValueError, match="deviation of zero"):
+        cps.Normalize((0.5,), (0.0,))
+
+
+def test_a_selector_that_knows_nothing_of_the_tasks_is_refused(learned):
+    with pytest.raises(ValueError, match="kept no 'mean'"):
+        learned.predict(IMAGES, selector=cps.ImportanceSignature(norm=1))
+
+
+def test_images_that_do_not_fit_the_normalisation_are_refused(make_learner):
+    learner = make_learner(conv_net(1), normalize=cps.Normalize((0.5,) * 3, (0.2,) * 3))
+    with pytest.raises(ValueError, match="3 channels"):
+        learner.learn(make_task(0, shape=(1, 6, 6)))
+
+
+def test_no_images_to_predict_are_refused(learned):
+    with pytest.raises(ValueError, match="no images"):
+        learned.predict(IMAGES[:0])
+
+
+def test_a_pruner_that_forgets_a_layer_is_refused(make_learner):
+    class Forgetful:
+        def __call__(self, backbone, masks, batches):
+            return {name: masks[name] for name in list(masks)[1:]}
+
+    with pytest.raises(ValueError, match="every weight"):
+        make_learner(pruner=Forgetful()).learn(make_task(0))

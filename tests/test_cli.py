@@ -127,6 +127,7 @@ def test_the_recipes_are_listed():
         (["bench", "digits", "--group-sizes", "1,x"], "--group-sizes takes whole numbers"),
         (["bench", "digits", "--group-sizes", "0"], "at least 1"),
         (["report", "nowhere"], "nowhere"),
+        (["report", "pyproject.toml"], "holds no results"),
     ],
 )
 def test_mistakes_are_said_in_one_line(arguments, message, tmp_path):

@@ -147,3 +147,34 @@ def test_an_epoch_has_each_image_once_and_no_batch_too_small_to_normalise(images
 def test_an_epoch_too_small_for_its_processes_is_refused():
     with pytest.raises(ValueError, match="too small"):
         list(epoch_order(1, 4, torch.Generator(), 2))
+
+
+def test_lists_of_pictures_become_channels_first():
+    pictures = [Image.fromarray(np.full((5, 4, 3), index, dtype=np.uint8)) for index in range(4)]
+    assert cps.split_by_class((pictures, [0, 1, 0, 1]), sizes=1)[1].train[0].shape == (2, 3, 5, 4)
+
+
+def test_labels_are_those_after_the_target_transform():
+    class Shifted(ListDataset):
+        def __init__(self):
+            super().__init__(IMAGES, LABELS.tolist())
+            self.targets = self.labels
+            self.target_transform = lambda label: label + 100
+
+        def __getitem__(self, index):
+            return self.images[index], self.labels[index] + 100
+
+    assert cps.split_by_class(Shifted(), sizes=5)[0].classes == (100, 101, 102, 103, 104)
+
+
+@pytest.mark.parametrize("order", [torch.arange(9, -1, -1), np.arange(9, -1, -1)])
+def test_orders_may_be_tensors_and_arrays(order):
+    assert cps.split_by_class((IMAGES, LABELS), sizes=2, order=order)[0].classes == (9, 8)
+    assert cps.split_by_class((IMAGES, LABELS), sizes=2, order=np.int64(1993)).order == 1993
+
+
+def test_images_may_be_half_precision_or_run_backwards(make_learner):
+    images, labels = make_task(0).train
+    learner = make_learner()
+    learner.learn(cps.Task([0, 1], train=(images.half(), labels)))
+    assert len(learner.predict(images.numpy()[::-1]).classes) == len(labels)

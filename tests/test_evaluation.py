@@ -101,3 +101,9 @@ def test_confidence_is_a_share(learned):
     learner, tasks = learned
     prediction = learner.predict(tasks[1].test[0])
     assert ((prediction.confidence >= 0.5) & (prediction.confidence <= 1)).all()  # two classes a task
+
+
+def test_the_order_in_which_classes_are_named_at_test_does_not_matter(learned):
+    learner, tasks = learned
+    turned = [cps.Task(list(reversed(task.classes)), train=task.train, test=task.test) for task in tasks]
+    assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])

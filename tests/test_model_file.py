@@ -142,6 +142,13 @@ def rewrite(learned, path, *, tensors=None, header=None, **metadata):
         ({"version": "x"}, "damaged"),
         ({"format": "cps checkpoint"}, "not a cps model file"),
         ({"header": {"statistics": [{"MaxOutput": ["../../x"]}, {}]}}, "statistics"),
+        ({"header": {"input_shape": []}}, "damaged header"),
+        ({"header": {"input_shape": [2**20, 2**20]}}, "damaged header"),
+        ({"header": {"features": [2**23, 12]}}, "expected float32"),
+        ({"header": {"settings": {"rounds": "three"}}}, "damaged settings"),
+        ({"header": {"settings": {"normalize": {"type": "Normalize", "mean": ["a"], "std": [1]}}}}, "Normalize"),
+        ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(7)}}, "damaged statistics"),
+        ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(12, dtype=torch.int64)}}, "int64"),
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
@@ -237,3 +244,17 @@ def test_one_more_task_of_resnet18_costs_at_most_a_fifth_of_a_mebibyte_beside_no
     subnetwork = network.subnetworks[-1]
     own = sum(4 * np.prod(value.shape) for value in (*subnetwork.private.values(), *subnetwork.head.values()))
     assert sizes[1] - sizes[0] - own < 0.2 * 2**20
+
+
+def test_saving_through_a_link_replaces_what_it_points_to(learned, tmp_path):
+    (tmp_path / "real.cps").write_bytes(learned[1].read_bytes())
+    (tmp_path / "link.cps").symlink_to(tmp_path / "real.cps")
+    learned[0].save(tmp_path / "link.cps")
+    assert (tmp_path / "link.cps").is_symlink()
+    assert cps.load(tmp_path / "real.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)
+
+
+def test_a_file_is_as_readable_as_any_other(learned, tmp_path):
+    learned[0].save(tmp_path / "model.cps")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "model.cps").stat().st_mode == (tmp_path / "other").stat().st_mode

@@ -268,3 +268,107 @@ def test_a_filter_that_receives_nothing_loses_its_inputs():
 def test_an_alpha_that_is_no_share_is_refused(alpha):
     with pytest.raises(ValueError, match="alpha"):
         cps.NNrelief(alpha)
+
+
+class TwoReaders(nn.Module):
+    """An output that is added and also read in another way."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.a, self.b = nn.Conv2d(2, 4, 3, bias=False), nn.Conv2d(2, 4, 3, bias=False)
+        self.read = read
+
+    def forward(self, x):
+        first, second = self.a(x), self.b(x)
+        return self.read(first, first + second).mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda y, total: torch.cat([y, total], dim=1), lambda y, total: torch.mul(input=y, other=50.0) + total],
+    ids=["in a list", "by keyword"],
+)
+def test_reading_in_a_list_or_by_keyword_is_reading(read):
+    torch.manual_seed(0)
+    backbone = TwoReaders(read).eval()
+    with torch.no_grad():
+        backbone.b.weight.mul_(100)
+    assert cps.NNrelief(0.9)(backbone, masks_of(backbone), [torch.rand(8, 2, 6, 6)])["a.weight"].any()
+
+
+def test_a_saturated_gate_is_not_taken_for_unread():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.gate = nn.Conv2d(2, 4, 3), nn.Linear(4, 4)
+
+        def forward(self, x):
+            signal = torch.relu(self.conv(x))
+            return (signal * F.hardsigmoid(self.gate(signal.mean(dim=(2, 3))))[:, :, None, None]).mean(dim=(2, 3))
+
+    torch.manual_seed(0)
+    backbone, images = Gated().eval(), [torch.rand(8, 2, 6, 6)]
+    with torch.no_grad():
+        backbone.conv.bias.fill_(3.0)
+        backbone.gate.weight.uniform_(2, 3)
+    before = backbone(images[0])
+    masks = cps.NNrelief(0.99)(backbone, masks_of(backbone), images)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            backbone.get_parameter(name).masked_fill_(~mask, 0.0)
+    assert masks["gate.weight"].any()
+    torch.testing.assert_close(backbone(images[0]), before, rtol=0.2, atol=0.1)
+
+
+def test_a_stem_without_gradients_and_a_call_by_keyword_are_no_obstacle():
+    class Stem(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.layer, self.last = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                signal = self.stem(x)
+            return self.last(torch.relu(self.layer(input=signal)))
+
+    backbone = Stem().eval()
+    with torch.no_grad():
+        backbone.last.weight[:, 2] = 0
+    masks = cps.NNrelief(1.0)(backbone, masks_of(backbone), [torch.rand(9, 4)])
+    assert masks["layer.weight"].any(dim=1)[[0, 1, 3, 4]].any()
+    assert not masks["layer.weight"][2].any()
+    assert masks["stem.weight"].any()
+
+
+def test_tokens_folded_into_the_batch_are_averaged_too():
+    layer = nn.Linear(5, 4)
+    tokens = torch.randn(6, 3, 5)
+    folded = observe(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).inputs["1.weight"][0]
+    torch.testing.assert_close(folded, tokens.abs().mean(dim=(0, 1)))
+
+
+def test_of_two_equal_summands_one_stays_whatever_alpha():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Conv2d(2, 4, 3, bias=False), nn.Conv2d(2, 4, 3, bias=False)
+            self.b.weight.data.copy_(self.a.weight.data)
+
+        def forward(self, x):
+            return (self.a(x) + self.b(x)).mean(dim=(2, 3))
+
+    masks = cps.NNrelief(0.45)(Sum().eval(), masks_of(Sum()), [torch.rand(8, 2, 6, 6)])
+    assert masks["a.weight"].any() or masks["b.weight"].any()
+
+
+def test_a_last_batch_of_one_image_does_not_confuse_additions():
+    class Places(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.places = nn.Linear(4, 4), nn.Parameter(torch.randn(1, 3, 4))
+
+        def forward(self, x):
+            return (self.layer(x) + self.places).mean(dim=1)
+
+    tokens = torch.rand(5, 3, 4)
+    cps.NNrelief(0.9)(Places().eval(), {"layer.weight": torch.ones(4, 4, dtype=torch.bool)}, list(tokens.split(2)))

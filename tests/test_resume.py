@@ -159,3 +159,71 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path):
     assert run.returncode == 130
     assert "same command again" in stderr.decode()
     assert "Traceback" not in stderr.decode()
+
+
+class Noisy(torch.utils.data.Dataset):
+    """A data set that augments by torch's generator."""
+
+    def __init__(self, first):
+        self.images, self.targets = make_task(first).train
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return self.images[index] + torch.randn(2, 6, 6), self.targets[index]
+
+
+def test_an_augmenting_data_set_resumes_to_the_bit_too(make_learner, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
+    task = cps.Task([0, 1], train=Noisy(0))
+    whole = make_learner(rounds=2)
+    state = torch.random.get_rng_state()
+    whole.learn(task)
+    assert torch.equal(state, torch.random.get_rng_state())
+    for stop in (2, 3, 5):
+        seen = []
+
+        def stop_here(at, seen=seen, stop=stop):
+            seen.append(at)
+            if len(seen) == stop:
+                raise KeyboardInterrupt
+
+        path = tmp_path / f"{stop}.safetensors"
+        with pytest.raises(KeyboardInterrupt):
+            make_learner(rounds=2, watch=stop_here).learn(task, checkpoint=path)
+        torch.rand(stop)  # whatever the program does in between
+        again = make_learner(rounds=2)
+        again.learn(task, checkpoint=path)
+        assert again.fingerprint(0) == whole.fingerprint(0)
+
+
+def stopped_after_an_epoch(learner, task, path):
+    learner.watch = lambda at: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(task, checkpoint=path)
+
+
+def test_a_checkpoint_of_other_pixels_is_refused(make_learner, tmp_path):
+    path, task = tmp_path / "checkpoint.safetensors", make_task(0)
+    stopped_after_an_epoch(make_learner(), task, path)
+    other = cps.Task(task.classes, train=(task.train[0] + 1, task.train[1]))
+    with pytest.raises(ValueError, match="pixels and labels"):
+        make_learner().learn(other, checkpoint=path)
+
+
+def test_own_functions_do_not_stand_in_the_way_of_resuming(make_learner, tmp_path):
+    class MyPruner:
+        def __call__(self, backbone, masks, batches):
+            return masks
+
+    def make():
+        training = cps.Training(2, lambda parameters: torch.optim.Adam(parameters, 1e-2), batch_size=16)
+        return make_learner(train=training, pruner=MyPruner())
+
+    path = tmp_path / "checkpoint.safetensors"
+    stopped_after_an_epoch(make(), make_task(0), path)
+    learner, whole = make(), make()
+    learner.learn(make_task(0), checkpoint=path)
+    whole.learn(make_task(0))
+    assert learner.fingerprint(0) == whole.fingerprint(0)

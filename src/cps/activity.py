@@ -114,20 +114,13 @@ def _slopes(
     """Return the largest gradient of the features at each output of each layer, and the features."""
     backbone.eval()
     slopes: dict[str, Tensor] = {}
-    roots: list[Tensor] = []
+    outputs: list[tuple[str, Tensor]] = []
 
     def watch_output(name: str) -> Any:
-        axis = _channel_axis(layer_of(backbone, name))
-
-        def on_gradient(gradient: Tensor) -> None:
-            slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
-            slopes[name] = slopes[name].maximum(slope) if name in slopes else slope
-
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            if not output.requires_grad:  # the way to the pixels is cut: start here
+            if not output.requires_grad:  # nothing before it asks for gradients: they start here
                 output = output.detach().requires_grad_()
-                roots.append(output)
-            output.register_hook(on_gradient)
+            outputs.append((name, output))
             return output.clone()  # an activation may work in place on it
 
         return hook
@@ -135,13 +128,19 @@ def _slopes(
     handles = [layer_of(backbone, name).register_forward_hook(watch_output(name)) for name in weights]
     features = []
     try:
-        with torch.enable_grad():
-            for pixels in batches:
-                roots[:] = [pixels.detach().requires_grad_()]
-                features.append(functional_call(backbone, weights, (roots[0].clone(),)))
-                direction = torch.randn(features[-1].shape[1], generator=torch.Generator().manual_seed(0))
-                torch.autograd.grad((features[-1] * direction.to(features[-1])).sum(), roots, allow_unused=True)
-                features[-1] = features[-1].detach()
+        for pixels in batches:
+            outputs.clear()
+            with torch.enable_grad():
+                found = functional_call(backbone, weights, (pixels.clone(),))
+                direction = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(0)).to(found)
+                seen = [output for _, output in outputs]
+                gradients = torch.autograd.grad((found * direction).sum(), seen, allow_unused=True)
+            features.append(found.detach())
+            for (name, _), gradient in zip(outputs, gradients, strict=True):
+                if gradient is not None:
+                    axis = _channel_axis(layer_of(backbone, name))
+                    slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
+                    slopes[name] = slopes[name].maximum(slope) if name in slopes else slope
     finally:
         for handle in handles:
             handle.remove()

@@ -48,9 +48,7 @@ class SharedNetwork:
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
         self.backbone = copy.deepcopy(backbone)
-        for module in self.backbone.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)  # expanded ones too
+        _own_memory(self.backbone)
         self.parts: Parts = partition(self.backbone)
         self.normalize = normalize
         tensors = named_tensors(self.backbone)
@@ -206,6 +204,17 @@ class SharedNetwork:
             CapacityWarning,
             stacklevel=5,
         )
+
+
+def _own_memory(backbone: nn.Module) -> None:
+    """Give buffers memory of their own, which expanded ones have not, so that they can be written."""
+    copies: dict[int, Tensor] = {}
+    for module in backbone.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(
+                    id(buffer), buffer.clone(memory_format=torch.contiguous_format)
+                )
 
 
 def _move(tensors: dict[str, Tensor], device: torch.device) -> None:
