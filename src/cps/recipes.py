@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
-from cps.augmentation import Augmentation
-from cps.backbones import SmallConvNet
+from cps.augmentation import Augmentation, Chain, Flip, PadCrop
+from cps.backbones import SmallConvNet, resnet18
 from cps.data import Data, Normalize
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Scenario, split_by_class
 from cps.selection import ImportanceSignature, MaxOutput, Selector
-from cps.settings import Adam, Cosine, Training, scaled
+from cps.settings import Adam, Cosine, Steps, Training, scaled
+
+IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -78,4 +82,44 @@ def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {"digits": digits}
+def cifar100(tasks: int) -> Recipe:
+    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks: ResNet-18(1/3), Adam, three rounds."""
+    return Recipe(
+        name=f"cifar100-{tasks}",
+        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's settings",
+        read=read_cifar100,
+        sizes=100 // tasks,
+        backbone=lambda: resnet18(3, widths=(21, 42, 85, 170)),
+        train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
+        retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=3,
+        augment=Chain((PadCrop(4), Flip())),
+        normalize=IMAGENET,
+    )
+
+
+def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
+    """Return CIFAR-100 from a folder that holds `cifar-100-python`, or that it can be downloaded to."""
+    from torchvision.datasets import CIFAR100
+
+    root = folder or Path("data")
+    parts = []
+    for train in (True, False):
+        try:
+            part = CIFAR100(root, train=train, download=not (root / CIFAR100.base_folder).is_dir())
+        except (RuntimeError, OSError) as error:
+            raise ValueError(
+                f"CIFAR-100 is not in '{root}', or is damaged, and cannot be downloaded ({error}); put the unpacked "
+                f"folder '{CIFAR100.base_folder}' there, or name another folder with --data"
+            ) from error
+        parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), part.targets))
+    return parts[0], parts[1]
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "digits": digits,
+    "cifar100-5": partial(cifar100, 5),
+    "cifar100-10": partial(cifar100, 10),
+    "cifar100-20": partial(cifar100, 20),
+}
