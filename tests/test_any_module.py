@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import cps
-from conftest import conv_net, make_task
+from conftest import ACCELERATOR, conv_net, make_task
 from cps.draft import Draft
 
 
@@ -315,7 +315,7 @@ def test_work_in_place_never_reaches_the_users_images(make_learner):
 
 
 def test_a_float64_backbone_is_learned(make_learner):
-    learner = make_learner(conv_net().double())
+    learner = make_learner(conv_net().double(), fabric=cps.make_fabric(accelerator=ACCELERATOR, precision="32-true"))
     learner.learn(make_task(0))
     before = learner.fingerprint(0)
     learner.learn(make_task(10))

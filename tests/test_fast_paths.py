@@ -121,11 +121,13 @@ def test_the_captured_step_gives_what_the_plain_one_gives(make_learner, monkeypa
     full = cps.make_fabric(accelerator=ACCELERATOR, precision="32-true")
 
     def run():
-        learner = make_learner(awkward(), train=training, retrain=training, augment=cps.Flip(), fabric=full)
+        # In double precision, as Adam turns the smallest difference of a small gradient into a whole step.
+        backbone = awkward().double()
+        learner = make_learner(backbone, train=training, retrain=training, augment=cps.Flip(), fabric=full)
         for first in (0, 10):
             learner.learn(make_task(first, shape=(3, 8, 8)))
         return learner.evidence(make_task(0, shape=(3, 8, 8)).test[0])[1].logits
 
     fast = run()
     monkeypatch.setattr(cps.training._Loop, "_can_be_captured", lambda self: False)
-    torch.testing.assert_close(run(), fast, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(run(), fast, rtol=1e-3, atol=1e-3)

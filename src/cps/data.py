@@ -7,6 +7,7 @@ decided in one place (`training.py`) and is the same for one process and for man
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,9 +63,8 @@ class Normalize:
         if images.shape[1] != len(self.mean):
             raise ValueError(f"expected images of {len(self.mean)} channels to normalise, got {images.shape[1]}")
         shape = (1, -1, *(1 for _ in images.shape[2:]))
-        mean = torch.tensor(self.mean, device=images.device, dtype=images.dtype).reshape(shape)
-        std = torch.tensor(self.std, device=images.device, dtype=images.dtype).reshape(shape)
-        return (images - mean) / std
+        mean, std = (_on_device(values, images.device, images.dtype) for values in (self.mean, self.std))
+        return (images - mean.reshape(shape)) / std.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -227,6 +227,12 @@ def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
     return pixels if normalize is None else normalize(pixels)
+
+
+@lru_cache
+def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the values as a tensor, made once for each device: a captured step may not copy from the CPU."""
+    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def _as_image(item: Any) -> Tensor:

@@ -83,18 +83,20 @@ def overlap(value: Tensor, shape: torch.Size) -> Tensor:
 
 
 def resized_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return an optimizer's state with every tensor cut, or padded with zeros, to the shape of its parameter."""
-    shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
+    """Return an optimizer's state with every tensor cut, or padded with zeros, to what its parameter is like."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def fitted(value: Any, shape: torch.Size) -> Any:
-        if not isinstance(value, Tensor) or value.ndim != len(shape) or value.shape == shape:
+    def fitted(value: Any, parameter: Tensor) -> Any:
+        if not isinstance(value, Tensor) or value.ndim != parameter.ndim:
             return value
-        cut = overlap(value, shape)
-        wide = value.new_zeros(shape)
-        overlap(wide, cut.shape).copy_(cut)
+        wide = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False)
+        overlap(wide, value.shape).copy_(overlap(value, parameter.shape))
         return wide
 
-    fitting = {i: {key: fitted(v, shapes[i]) for key, v in entries.items()} for i, entries in state["state"].items()}
+    fitting = {
+        index: {key: fitted(value, parameters[index]) for key, value in entries.items()}
+        for index, entries in state["state"].items()
+    }
     return {**state, "state": fitting}
 
 

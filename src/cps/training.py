@@ -94,15 +94,16 @@ class _Loop:
         self.twin = self._padded_twin()
         self.live = Classifier(self.twin, model.head) if self.twin else model
         self.optimizer = training.optimizer([p for p in self.live.parameters() if p.requires_grad])
-        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         if optimizer_state is not None:
             self.optimizer.load_state_dict(resized_state(optimizer_state, self.live))
+        is_fused = self._fuse_optimizer()
         inner = self.twin.inner if self.twin else model.backbone
         self.protect = bind(guard, dict(inner.named_parameters()))
         self.total = torch.zeros((), device=fabric.device)
         self.uniform = torch.zeros(len(examples), augment.draws if augment else 0, device=fabric.device)
         self.wrapped, self.stepper = fabric.setup(self.live, self.optimizer)
-        self.captured = Captured(self._step_on) if self._can_be_captured() else None
+        self.captured = Captured(self._step_on) if is_fused and self._can_be_captured() else None
 
     def run(self, epoch: int, seed: Seed) -> float:
         """Train for an epoch; return the mean loss."""
@@ -163,15 +164,19 @@ class _Loop:
         images, _ = next(self.examples.batches([torch.arange(2)]))
         return padded(self.model.backbone, self.prepare(images.to(self.fabric.device)))
 
-    def _can_be_captured(self) -> bool:
-        """Say whether the step may become a CUDA graph, and make the optimizer ready for it."""
-        resident = isinstance(self.examples, TensorExamples) and self.fabric.device.type == "cuda"
-        if not resident or self.fabric.world_size > 1 or type(self.optimizer) not in CAPTURABLE:
+    def _fuse_optimizer(self) -> bool:
+        """Let an optimizer on a GPU work in few kernels, with a rate it reads from the GPU; say whether it does."""
+        if self.fabric.device.type != "cuda" or type(self.optimizer) not in CAPTURABLE:
             return False
         for group in self.optimizer.param_groups:
             group["lr"] = torch.tensor(float(group["lr"]), device=self.fabric.device)
             group |= {"fused": True, "foreach": False} | ({"capturable": True} if "capturable" in group else {})
         return True
+
+    def _can_be_captured(self) -> bool:
+        """Say whether the whole step may become one CUDA graph."""
+        scales = precision_of(self.fabric) == "16-mixed"  # the loss scaler decides on the CPU
+        return isinstance(self.examples, TensorExamples) and self.fabric.world_size == 1 and not scales
 
 
 def make_fabric(
