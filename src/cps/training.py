@@ -161,7 +161,8 @@ class _Loop:
     def _padded_twin(self):
         if self.fabric.device.type != "cuda":
             return None
-        images, _ = next(self.examples.batches([torch.arange(2)]))
+        with seeded(self.fabric.device, 0):  # a data set may draw from torch's generator
+            images, _ = next(self.examples.batches([torch.arange(2)]))
         return padded(self.model.backbone, self.prepare(images.to(self.fabric.device)))
 
     def _fuse_optimizer(self) -> bool:
