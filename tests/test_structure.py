@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     {"plain", "masks", "metrics", "seeds", "evidence", "storage", "partition", "guard", "capture"},
     {"settings", "augmentation", "data", "backbones", "padding"},
-    {"draft", "scenario", "subnetwork", "activity"},
+    {"draft", "scenario", "subnetwork", "activity", "extraction"},
     {"network", "probe"},
     {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction"},
     {"learner", "checklist"},

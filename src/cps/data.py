@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from cps.plain import setting
@@ -65,6 +65,10 @@ class Normalize:
         shape = (1, -1, *(1 for _ in images.shape[2:]))
         mean, std = (_on_device(values, images.device, images.dtype) for values in (self.mean, self.std))
         return (images - mean.reshape(shape)) / std.reshape(shape)
+
+    def as_layer(self, device: torch.device) -> "NormalizeLayer":
+        """Return the same as a layer."""
+        return NormalizeLayer(*(torch.tensor(values, device=device) for values in (self.mean, self.std)))
 
 
 @dataclass(frozen=True)
@@ -227,6 +231,22 @@ def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
     return pixels if normalize is None else normalize(pixels)
+
+
+class NormalizeLayer(nn.Module):
+    """The normalisation as a layer, for networks that leave the library."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor, std: Tensor):
+        super().__init__()
+        self.register_buffer("mean", mean[None, :, None, None])
+        self.register_buffer("std", std[None, :, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the normalised images."""
+        return (images - self.mean) / self.std
 
 
 @lru_cache

@@ -15,6 +15,7 @@ from cps.checkpoint import Checkpoint, Position, Saved
 from cps.data import Examples, ImageBatches, Normalize, all_labels, as_images
 from cps.draft import Draft
 from cps.evidence import Evidence
+from cps.extraction import Standalone
 from cps.intake import check_shape, check_task, first_look, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
@@ -166,6 +167,11 @@ class Learner:
         tensor = as_images(images)
         check_shape(tuple(tensor.shape[1:]), self.network)
         return self.network.evidence(tensor.split(256))
+
+    def extract(self, task: int) -> Standalone:
+        """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
+        check_task(task, self.network)
+        return self.network.extract(task)
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from cps.data import ClassName, Normalize, as_pixels
 from cps.draft import Draft
 from cps.evidence import Evidence, Outputs
+from cps.extraction import Standalone, extracted, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.partition import Parts, named_tensors, partition
 from cps.storage import digest
@@ -60,6 +61,7 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
+        self._small: dict[int, nn.Module | None] = {}
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +70,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
+        self._small.clear()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device, memory_format=layout)  # pyright: ignore[reportCallIssue]
         self.weights = {
@@ -90,6 +93,7 @@ class SharedNetwork:
             yield
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
+            self._small.clear()
             raise
 
     def pixels(self, images: Tensor) -> Tensor:
@@ -142,14 +146,41 @@ class SharedNetwork:
 
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
-        """Return what one subnetwork says about batches of images."""
+        """Return what one subnetwork says about batches of images, by its small network where it has one."""
+        small = self._small_network(task)
+        return self._outputs(small, batches, task) if small else self.whole_outputs(batches, task)
+
+    @torch.no_grad()
+    def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
+        """Return the same from the backbone with the task's masked weights in it: slow and plain."""
         self.backbone.eval()
-        tensors, head = self.tensors_of(task), self.subnetworks[task].head
-        features = []
-        for batch in batches:
-            features.append(functional_call(self.backbone, tensors, (self.pixels(batch),)).float())
-        joined = torch.cat(features)
-        return Outputs(joined, F.linear(joined, head["weight"], head["bias"]))
+        tensors = self.tensors_of(task)
+        return self._outputs(lambda pixels: functional_call(self.backbone, tensors, (pixels,)), batches, task)
+
+    def extract(self, task: int) -> Standalone:
+        """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
+        subnetwork = self.subnetworks[task]
+        small = extracted(self.backbone, self.tensors_of(task), self._two_images())
+        backbone = small or whole(self.backbone, self.tensors_of(task))
+        return Standalone(backbone, subnetwork.head, subnetwork.classes, self.normalize)
+
+    def _outputs(self, run: Callable[[Tensor], Tensor], batches: Iterable[Tensor], task: int) -> Outputs:
+        head = self.subnetworks[task].head
+        features = torch.cat([run(self.pixels(batch)).float() for batch in batches])
+        return Outputs(features, F.linear(features, head["weight"], head["bias"]))
+
+    def _small_network(self, task: int) -> nn.Module | None:
+        """Return the task's small network, made when first asked for, if it is less than half as large."""
+        if task not in self._small:
+            small = extracted(self.backbone, self.tensors_of(task), self._two_images())
+            total = sum(parameter.numel() for parameter in self.backbone.parameters())
+            pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
+            self._small[task] = small if pays else None
+        return self._small[task]
+
+    def _two_images(self) -> Tensor:
+        assert self.input_shape is not None
+        return self.pixels(torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)))
 
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
         """Return the outputs of every subnetwork for batches of images, which are read once for each."""
@@ -171,7 +202,7 @@ class SharedNetwork:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
         assert self.input_shape is not None
         fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
-        return Fingerprint(self.digest(task), digest(self.outputs([fixed], task)._asdict()))
+        return Fingerprint(self.digest(task), digest(self.whole_outputs([fixed], task)._asdict()))
 
     def digest(self, task: int) -> str:
         """Return the digest of everything that belongs to a sealed subnetwork."""

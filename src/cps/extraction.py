@@ -1,0 +1,231 @@
+"""Extraction: a sealed subnetwork as a small network of its own.
+
+Channels that no kernel of the subnetwork reads are removed from every layer that carries them, and batch norm
+layers are folded into the convolutions before them. The module's graph is traced; where it cannot be, or where an
+operation is not known, nothing is removed there.
+"""
+
+import copy
+import logging
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from cps.data import ClassName, Normalize
+from cps.partition import named_tensors
+
+log = logging.getLogger(__name__)
+
+# Operations that work on each channel by itself and leave the channels where they are.
+CHANNELWISE_MODULES = (
+    nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
+    nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
+CHANNELWISE_FUNCTIONS = {
+    F.relu, torch.relu, F.relu6, F.silu, F.gelu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.dropout,
+    F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d,
+}  # fmt: skip
+COMBINING = {operator.add, operator.iadd, torch.add, operator.mul, operator.imul, torch.mul}
+
+
+class Standalone(nn.Module):
+    """A sealed subnetwork on its own: images, as floats, -> logits over `classes`."""
+
+    def __init__(
+        self, backbone: nn.Module, head: dict[str, Tensor], classes: Sequence[ClassName], normalize: Normalize | None
+    ):
+        super().__init__()
+        self.normalize = nn.Identity() if normalize is None else normalize.as_layer(head["weight"].device)
+        self.backbone = backbone
+        outputs, features = head["weight"].shape
+        self.head = nn.Linear(features, outputs, device=head["weight"].device).requires_grad_(False)
+        self.head.load_state_dict(head)
+        self.classes = tuple(classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits, shape (N, classes)."""
+        return self.head(self.backbone(self.normalize(images)))
+
+
+def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Return a copy of the backbone with these tensors in it, in eval mode."""
+    baked = copy.deepcopy(backbone).eval().requires_grad_(False)
+    live = named_tensors(baked)
+    with torch.no_grad():
+        for name, value in tensors.items():
+            live[name].copy_(value)
+    return baked
+
+
+@torch.no_grad()
+def extracted(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -> nn.Module | None:
+    """Return a small module that computes what the backbone does with these tensors, in eval mode.
+
+    `pixels` are some images to try it on. None where the module's graph cannot be traced.
+    """
+    baked = whole(backbone, tensors)
+    try:
+        small = _shrunk(fx.symbolic_trace(copy.deepcopy(baked)), pixels)
+        if torch.allclose(small(pixels), baked(pixels), rtol=1e-3, atol=1e-4):
+            return small
+        reason = "the small network computes something else"
+    except Exception as error:  # whatever a module's forward does while it is traced
+        reason = f"{type(error).__name__}: {error}"
+    log.info("subnetworks run at full size (%s)", reason.splitlines()[0])
+    return None
+
+
+def _shrunk(graph: fx.GraphModule, pixels: Tensor) -> fx.GraphModule:
+    ShapeProp(graph).propagate(pixels)
+    _fold_norms(graph)
+    carried = _Channels(graph)
+    kept = carried.kept()
+    for node in graph.graph.nodes:
+        if node.op != "call_module":
+            continue
+        layer = graph.get_submodule(node.target)
+        if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
+            inside = kept.get(carried.find(node.args[0]))
+            outside = kept.get(carried.find(node))
+            _cut(layer, inside, outside)
+    return graph
+
+
+def _fold_norms(graph: fx.GraphModule) -> None:
+    """Fold every batch norm layer into the convolution before it, where nothing else reads that."""
+    for node in list(graph.graph.nodes):
+        norm = graph.get_submodule(node.target) if node.op == "call_module" else None
+        before = node.args[0] if isinstance(norm, nn.BatchNorm2d) else None
+        if before is None or before.op != "call_module" or len(before.users) > 1:
+            continue
+        layer = graph.get_submodule(before.target)
+        if isinstance(layer, nn.Conv2d) and norm.running_mean is not None:  # pyright: ignore
+            owner, _, name = str(before.target).rpartition(".")
+            setattr(graph.get_submodule(owner), name, fuse_conv_bn_eval(layer, norm))  # pyright: ignore
+            node.replace_all_uses_with(before)
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+
+
+class _Channels:
+    """Which values of a graph carry the same channels, and who reads them.
+
+    Values that are added or multiplied carry the same channels; a convolution reads some and makes new ones.
+    """
+
+    def __init__(self, graph: fx.GraphModule):
+        self.graph = graph
+        self.parent: dict[fx.Node, fx.Node] = {}
+        self.pinned: set[fx.Node] = set()
+        self.readers: list[tuple[fx.Node, nn.Conv2d | nn.Linear]] = []
+        for node in graph.graph.nodes:
+            self.parent[node] = node
+            self._visit(node)
+
+    def find(self, node: fx.Node) -> fx.Node:
+        """Return the value that stands for all that carry the same channels."""
+        while self.parent[node] is not node:
+            node = self.parent[node]
+        return node
+
+    def kept(self) -> dict[fx.Node, Tensor]:
+        """Return which channels somebody reads, by the value that stands for them; those of the rest are all kept."""
+        pinned = {self.find(node) for node in self.pinned}
+        made = {self.find(node): layer for node, layer in self.readers}
+        kept = {
+            root: torch.ones(_outputs(layer), dtype=torch.bool, device=layer.weight.device)
+            for root, layer in made.items()
+            if root not in pinned
+        }
+        while True:
+            before = {root: int(mask.sum()) for root, mask in kept.items()}
+            read = {root: torch.zeros_like(mask) for root, mask in kept.items()}
+            for node, layer in self.readers:
+                source = self.find(node.args[0])  # pyright: ignore[reportArgumentType]
+                if source in read:
+                    alive = kept.get(self.find(node))
+                    weight = layer.weight if alive is None else layer.weight[alive]
+                    read[source] |= weight.flatten(2).ne(0).any(-1).any(0) if weight.ndim > 2 else weight.ne(0).any(0)
+            for mask in read.values():
+                mask[0] |= not mask.any()  # a layer without any channel is no layer
+            kept = read
+            if before == {root: int(mask.sum()) for root, mask in kept.items()}:
+                return kept
+
+    def _visit(self, node: fx.Node) -> None:
+        inputs = node.all_input_nodes
+        layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
+            self._join(node, inputs[0])
+        elif (isinstance(layer, nn.Conv2d) and layer.groups == 1) or (
+            isinstance(layer, nn.Linear) and _axes(inputs[0]) == 2
+        ):
+            self.readers.append((node, layer))
+        elif isinstance(layer, (*CHANNELWISE_MODULES, nn.BatchNorm2d)) or node.target in CHANNELWISE_FUNCTIONS:
+            self._join(node, inputs[0])
+        elif node.target in COMBINING and len(inputs) == 2 and _channels(inputs[0]) == _channels(inputs[1]):
+            self._join(node, inputs[0])
+            self._join(node, inputs[1])
+        elif self._keeps_channels(node, layer):
+            self._join(node, inputs[0])
+        else:
+            self.pinned.update([node, *inputs])
+
+    def _keeps_channels(self, node: fx.Node, layer: nn.Module | None) -> bool:
+        """Say whether a mean or a flattening leaves one number for each channel."""
+        flattens = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten", "mean", torch.mean)
+        return flattens and _axes(node) == 2 and _channels(node) == _channels(node.all_input_nodes[0])
+
+    def _join(self, node: fx.Node, other: fx.Node) -> None:
+        first, second = self.find(node), self.find(other)
+        if first is not second:
+            self.parent[first] = second
+
+
+def _cut(layer: nn.Module, inside: Tensor | None, outside: Tensor | None) -> None:
+    """Cut a layer down to the channels that are kept, those it reads and those it makes."""
+    if isinstance(layer, nn.BatchNorm2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
+        inside = None
+    for name, value in [*layer.named_parameters(), *layer.named_buffers()]:
+        if value.ndim == 0:
+            continue
+        cut = value if outside is None else value[outside]
+        cut = cut if inside is None or value.ndim < 2 else cut[:, inside]
+        if isinstance(value, nn.Parameter):
+            setattr(layer, name, nn.Parameter(cut.clone(), requires_grad=False))
+        else:
+            setattr(layer, name, cut.clone())
+    if isinstance(layer, nn.Conv2d):
+        layer.out_channels = len(layer.weight)
+        layer.groups = layer.out_channels if layer.groups > 1 else 1
+        layer.in_channels = layer.weight.shape[1] * layer.groups
+    elif isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = layer.weight.shape
+    elif isinstance(layer, nn.BatchNorm2d):
+        layer.num_features = len(layer.weight)
+
+
+def _outputs(layer: nn.Conv2d | nn.Linear) -> int:
+    return len(layer.weight)
+
+
+def _shape(node: fx.Node) -> Any:
+    meta = node.meta.get("tensor_meta")
+    return getattr(meta, "shape", None)
+
+
+def _axes(node: fx.Node) -> int:
+    shape = _shape(node)
+    return 0 if shape is None else len(shape)
+
+
+def _channels(node: fx.Node) -> int:
+    shape = _shape(node)
+    return -1 if shape is None or len(shape) < 2 else shape[1]

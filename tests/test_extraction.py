@@ -1,0 +1,92 @@
+"""A sealed subnetwork as a small network computes what the whole one does."""
+
+import pytest
+import torch
+
+import cps
+from conftest import make_task
+from test_any_module import BACKBONES
+
+
+@pytest.fixture
+def small_and_whole(make_learner):
+    """Return a ResNet that has learned two tasks, and images."""
+    torch.manual_seed(0)
+    training = cps.Training(6, cps.Adam(1e-2, weight_decay=5e-3), batch_size=16)
+    learner = make_learner(
+        cps.resnet18(2, (8, 12, 16, 24)), pruner=cps.NNrelief(0.7), rounds=3, train=training, retrain=training,
+        normalize=cps.Normalize((0.1, 0.2), (1.5, 2.0)),
+    )  # fmt: skip
+    tasks = [make_task(10 * index, shape=(2, 8, 8)) for index in range(2)]
+    for task in tasks:
+        learner.learn(task)
+    return learner, tasks[0].test[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*layers without masks")
+@pytest.mark.parametrize("name", BACKBONES)
+def test_the_extracted_network_gives_the_same_logits_for_every_kind_of_backbone(make_learner, name):
+    torch.manual_seed(0)
+    quick = cps.Training(1, cps.Adam(1e-2, weight_decay=5e-3), batch_size=16)
+    learner = make_learner(BACKBONES[name](), train=quick, retrain=quick, pruner=cps.NNrelief(0.6), rounds=2)
+    task = make_task(0, shape=(2, 8, 8))
+    learner.learn(task)
+    images = task.test[0].to(learner.network.device)
+    expected = learner.network.whole_outputs([images], 0).logits
+    torch.testing.assert_close(learner.extract(0)(images), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_extracted_network_is_smaller_and_has_its_normalisation_inside(small_and_whole):
+    learner, images = small_and_whole
+    images = images.to(learner.network.device)
+    dense = sum(parameter.numel() for parameter in learner.network.backbone.parameters())
+    for task in range(2):
+        module = learner.extract(task)
+        assert sum(parameter.numel() for parameter in module.parameters()) < 0.6 * dense
+        expected = learner.network.whole_outputs([images], task).logits
+        torch.testing.assert_close(module(images), expected, rtol=1e-3, atol=1e-4)
+        assert module.classes == learner.network.subnetworks[task].classes
+
+
+def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(small_and_whole, tmp_path):
+    learner, images = small_and_whole
+    learner.network._small = {task: learner.extract(task).backbone for task in range(2)}  # whether it pays or not
+    fast = learner.network.outputs([images], 0)
+    slow = learner.network.whole_outputs([images], 0)
+    torch.testing.assert_close(fast.features, slow.features, rtol=1e-3, atol=1e-4)
+    learner.learn(make_task(20, shape=(2, 8, 8)))
+    learner.network._small = {0: learner.extract(0).backbone}
+    assert torch.equal(learner.network.outputs([images], 0).logits, fast.logits)
+
+
+def test_negative_control_a_channel_too_many_removed_changes_the_logits(small_and_whole):
+    learner, images = small_and_whole
+    module, images = learner.extract(0), images.to(learner.network.device)
+    before = module(images)
+    convolution = next(m for m in module.modules() if isinstance(m, torch.nn.Conv2d))
+    with torch.no_grad():
+        convolution.weight[0].zero_()
+    assert not torch.allclose(module(images), before, rtol=1e-3, atol=1e-4)
+
+
+def test_the_extracted_network_exports_with_torch_export(small_and_whole):
+    learner, images = small_and_whole
+    module, images = learner.extract(1).cpu(), images.cpu()
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(module, (images,), dynamic_shapes=({0: batch},))
+    torch.testing.assert_close(program.module()(images[:5]), module(images[:5]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_extracted_network_exports_to_onnx(small_and_whole, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    learner, images = small_and_whole
+    module, images = learner.extract(1).cpu(), images.cpu()
+    path = tmp_path / "task.onnx"
+    torch.onnx.export(
+        module, (images,), path, dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
+    )
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (logits,) = session.run(None, {session.get_inputs()[0].name: images[:5].numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), module(images[:5]), rtol=1e-3, atol=1e-4)
