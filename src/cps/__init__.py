@@ -12,13 +12,13 @@ _HOME = {
     "augmentation": ["Chain", "Flip", "PadCrop"],
     "backbones": ["SmallConvNet", "resnet18", "resnet32"],
     "checklist": ["check_pruner", "check_selector"],
-    "data": ["Normalize"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
     "learner": ["Learner", "Progress"],
     "loading": ["load"],
     "masks": ["Masks"],
     "network": ["CapacityError", "CapacityWarning", "Fingerprint", "SharedNetwork"],
+    "pixels": ["Normalize"],
     "plain": ["setting"],
     "prediction": ["Prediction"],
     "pruning": ["Magnitude", "NNrelief", "Pruner"],
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from cps.augmentation import Chain, Flip, PadCrop
     from cps.backbones import SmallConvNet, resnet18, resnet32
     from cps.checklist import check_pruner, check_selector
-    from cps.data import Normalize
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
     from cps.learner import Learner, Progress
     from cps.loading import load
     from cps.masks import Masks
     from cps.network import CapacityError, CapacityWarning, Fingerprint, SharedNetwork
+    from cps.pixels import Normalize
     from cps.plain import setting
     from cps.prediction import Prediction
     from cps.pruning import Magnitude, NNrelief, Pruner

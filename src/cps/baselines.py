@@ -13,10 +13,11 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position
-from cps.data import ClassName, Data, Examples, Normalize, as_examples, as_images, as_pixels
+from cps.data import ClassName, Data, Examples, as_examples, as_images
 from cps.draft import Classifier
 from cps.metrics import summary
 from cps.partition import named_tensors
+from cps.pixels import Normalize, as_pixels
 from cps.plain import encode
 from cps.scenario import Task
 from cps.seeds import seeded

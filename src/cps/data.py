@@ -7,15 +7,13 @@ decided in one place (`training.py`) and is the same for one process and for man
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
-from cps.plain import setting
 from cps.storage import digest
 
 ClassName = str | int
@@ -43,32 +41,6 @@ class Examples(Protocol):
     def to(self, device: torch.device) -> "Examples":
         """Return the same examples with what is in memory moved to the device."""
         ...
-
-
-@setting
-@dataclass(frozen=True)
-class Normalize:
-    """Subtract a mean and divide by a deviation, per channel, on pixels from 0 to 1."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        numbers = [*self.mean, *self.std]
-        if len(self.mean) != len(self.std) or not all(isinstance(n, int | float) for n in numbers) or 0 in self.std:
-            raise ValueError("Normalize takes as many means as deviations, numbers all, and no deviation of zero")
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the normalised images."""
-        if images.shape[1] != len(self.mean):
-            raise ValueError(f"expected images of {len(self.mean)} channels to normalise, got {images.shape[1]}")
-        shape = (1, -1, *(1 for _ in images.shape[2:]))
-        mean, std = (_on_device(values, images.device, images.dtype) for values in (self.mean, self.std))
-        return (images - mean.reshape(shape)) / std.reshape(shape)
-
-    def as_layer(self, device: torch.device) -> "NormalizeLayer":
-        """Return the same as a layer."""
-        return NormalizeLayer(*(torch.tensor(values, device=device) for values in (self.mean, self.std)))
 
 
 @dataclass(frozen=True)
@@ -225,34 +197,6 @@ def refuse_bad_pixels(images: Tensor) -> None:
     if bad.any():
         index = int(bad.nonzero()[0])
         raise ValueError(f"image {index} has NaN or infinite pixels ({int(bad.sum())} of {len(images)} images)")
-
-
-def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
-    """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
-    pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
-    return pixels if normalize is None else normalize(pixels)
-
-
-class NormalizeLayer(nn.Module):
-    """The normalisation as a layer, for networks that leave the library."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, mean: Tensor, std: Tensor):
-        super().__init__()
-        self.register_buffer("mean", mean[None, :, None, None])
-        self.register_buffer("std", std[None, :, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the normalised images."""
-        return (images - self.mean) / self.std
-
-
-@lru_cache
-def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the values as a tensor, made once for each device: a captured step may not copy from the CPU."""
-    return torch.tensor(values, device=device, dtype=dtype)
 
 
 def _as_image(item: Any) -> Tensor:

@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from cps.data import ClassName, Normalize
+from cps.data import ClassName
 from cps.partition import named_tensors
+from cps.pixels import Normalize
 
 log = logging.getLogger(__name__)
 

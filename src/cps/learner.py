@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
-from cps.data import Examples, ImageBatches, Normalize, all_labels, as_images
+from cps.data import Examples, ImageBatches, all_labels, as_images
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
 from cps.intake import check_shape, check_task, first_look, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
+from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
 from cps.pruning import NNrelief, Pruner

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cps.data import ClassName, Normalize, as_pixels
+from cps.data import ClassName
 from cps.draft import Draft
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, extracted, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.partition import Parts, named_tensors, partition
+from cps.pixels import Normalize, as_pixels
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
 

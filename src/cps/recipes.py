@@ -12,7 +12,8 @@ from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop
 from cps.backbones import SmallConvNet, resnet18
-from cps.data import Data, Normalize
+from cps.data import Data
+from cps.pixels import Normalize
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Scenario, split_by_class
 from cps.selection import ImportanceSignature, MaxOutput, Selector
