@@ -79,11 +79,14 @@ class Baseline:
         if saved:
             _restore(self.model, saved.tensors)
             rows = saved.tensors["rows"].numpy().copy()
+
+        def state() -> dict[str, Tensor]:
+            return {**named_tensors(self.model), "rows": torch.from_numpy(rows)}
+
         for stage in range(saved.at.stage if saved else 0, len(stages)):
 
             def after_epoch(epoch: Epoch, stage: int = stage) -> None:
                 if saver is not None and self.fabric.is_global_zero:
-                    state = {**named_tensors(self.model), "rows": torch.from_numpy(rows)}
                     last = epoch.done == self.training.epochs
                     saver.save(state, epoch.optimizer_state, Position(stage, epoch.done), last=last)
                 if self.watch is not None:

@@ -13,6 +13,7 @@ from cps import storage
 
 log = logging.getLogger(__name__)
 
+State = Callable[[], dict[str, Any]]  # asked for only when it is written
 BUSY_SHARE = 0.1  # writing checkpoints takes at most about this share of the time
 
 
@@ -43,15 +44,13 @@ class Checkpoint:
     identity: Mapping[str, Any]
     _free_at: float = field(default=0.0, init=False)
 
-    def save(
-        self, tensors: Mapping[str, Tensor], optimizer_state: Callable[[], dict[str, Any]], at: Position, *, last: bool
-    ) -> None:
+    def save(self, tensors: State, optimizer_state: State, at: Position, *, last: bool) -> None:
         """Write the state; the file holds the old one or the new one, never a mixture."""
         began = time.monotonic()
         if began < self._free_at and not last:
             return
         state = optimizer_state()
-        values = {f"value/{name}": value for name, value in tensors.items()}
+        values = {f"value/{name}": value for name, value in tensors().items()}
         scalars: dict[str, dict[str, Any]] = {}
         for index, entries in state["state"].items():
             for key, value in entries.items():

@@ -1,6 +1,5 @@
 """The learner: Algorithms 1 and 2 of the paper."""
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ from cps.training import Epoch, fit, make_fabric, precision_of, ready
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-log = logging.getLogger(__name__)
 
 HEAD, PRUNE, FIT, OBSERVE = range(4)  # what a seed is for
 SETTINGS = (
@@ -225,7 +222,7 @@ class Learner:
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
                 at = Position(phase, epoch.done)
-                saver.save(draft.state(), epoch.optimizer_state, at, last=epoch.done == training.epochs)
+                saver.save(draft.state, epoch.optimizer_state, at, last=epoch.done == training.epochs)
             if self.watch is not None:
                 self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
 
