@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "cps"
 
 LAYERS = [
     {"plain", "masks", "metrics", "seeds", "evidence", "storage", "partition", "guard", "capture"},
-    {"settings", "augmentation", "data", "backbones", "padding", "pixels"},
+    {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders"},
     {"draft", "scenario", "subnetwork", "activity", "extraction"},
     {"network", "probe"},
     {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction"},

@@ -14,6 +14,7 @@ _HOME = {
     "checklist": ["check_pruner", "check_selector"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
+    "folders": ["FolderImages", "ImageError", "read_folder"],
     "learner": ["Learner", "Progress"],
     "loading": ["load"],
     "masks": ["Masks"],
@@ -31,10 +32,11 @@ _HOME = {
 }
 __all__ = [
     "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Constant", "Cosine", "Evidence", "FileError",
-    "Fingerprint", "Flip", "ImportanceSignature", "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief",
-    "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner", "SGD", "Scenario", "Selector",
-    "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork", "Task", "Training", "check_pruner", "check_selector",
-    "evaluate", "load", "make_fabric", "resnet18", "resnet32", "setting", "split_by_class",
+    "Fingerprint", "Flip", "FolderImages", "ImageError", "ImportanceSignature", "Learner", "Magnitude", "Masks",
+    "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner", "SGD",
+    "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork", "Task", "Training",
+    "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32",
+    "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from cps.checklist import check_pruner, check_selector
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
+    from cps.folders import FolderImages, ImageError, read_folder
     from cps.learner import Learner, Progress
     from cps.loading import load
     from cps.masks import Masks
