@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 import torch
 from torch import nn
@@ -9,6 +10,8 @@ from torch import nn
 import cps
 from cps.training import make_fabric
 
+hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("steady")
 ACCELERATOR = os.environ.get("CPS_TEST_ACCELERATOR", "cpu")
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -128,6 +128,7 @@ def test_a_layer_called_twice_is_scored_on_both_signals():
     st.booleans(),
     st.sampled_from([0.3, 0.5, 0.7, 0.9, 0.95, 1.0]),
 )
+@example([[0, 12, 15, 15, 48]], False, 0.7)  # reaches alpha exactly, but for rounding
 def test_the_rule_equals_the_reference(rows, with_bias, alpha):
     scores = torch.tensor(rows, dtype=torch.float64)
     scores += torch.arange(5) * 1e-3 * (scores > 0)  # no ties: which of two equals stays is nobody's business

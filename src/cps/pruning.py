@@ -96,7 +96,8 @@ class NNrelief:
             rows = torch.cat([rows, bias.double()[:, None]], dim=1)
         ranked, order = rows.sort(dim=1, descending=True, stable=True)
         running = ranked.cumsum(dim=1)
-        reached_before = running - ranked >= self.alpha * running[:, -1:]
+        before = F.pad(running[:, :-1], (1, 0))
+        reached_before = before >= self.alpha * running[:, -1:] * (1 - 1e-12)  # a sum that is alpha but for rounding
         chosen = ~reached_before & (ranked > 0)
         stays = torch.zeros_like(chosen).scatter(1, order, chosen)
         # A strong bias may reach alpha alone; a neuron with any signal keeps its strongest input.
