@@ -21,7 +21,7 @@ LAYERS = [
     {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders"},
     {"draft", "scenario", "subnetwork", "activity", "extraction"},
     {"network", "probe"},
-    {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction"},
+    {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction", "cost"},
     {"learner", "checklist"},
     {"loading", "evaluation", "baselines", "recipes", "pictures"},
     {"report"},

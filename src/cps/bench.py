@@ -16,6 +16,7 @@ import torch
 
 import cps
 from cps.baselines import Baseline
+from cps.cost import describe_costs
 from cps.evaluation import evaluate
 from cps.learner import Learner, Progress
 from cps.loading import load
@@ -68,6 +69,9 @@ class Run:
         sizes = self.group_sizes or self.recipe.group_sizes
         measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
         seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
+        weights, (dense, costs) = describe_weights(learner.network), describe_costs(learner.network)
+        milliseconds = {"dense": dense.pop("milliseconds"), "tasks": [cost.pop("milliseconds") for cost in costs]}
+        weights["subnetworks"] = [{**known, **cost} for known, cost in zip(weights["subnetworks"], costs, strict=True)]
         results = {
             "recipe": self.recipe.name,
             "order": scenario.order,
@@ -75,11 +79,13 @@ class Run:
             "device": describe_device(self.fabric),
             "versions": versions(),
             "seconds": seconds,
+            "milliseconds_per_image": milliseconds,
             "classes_per_task": [len(task.classes) for task in scenario],
             **measured,
             "default_selector": learner.selectors[0].name,
             "bounds": self._bounds(scenario) if self.bounds else {},
-            **describe_weights(learner.network),
+            "dense": dense,
+            **weights,
             "fingerprints": [learner.fingerprint(task).tensors for task in range(len(scenario))],
         }
         if self.fabric.is_global_zero:

@@ -60,9 +60,9 @@ def _options(
 @_in_plain_words
 def bench(
     recipe: Annotated[str | None, typer.Argument(help="Which experiment; see --list.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results. [default: runs/RECIPE]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results. Else runs/RECIPE.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data, where a recipe needs one.")] = None,
-    order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. [default: the recipe's]")] = None,
+    order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. Else the recipe's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
     epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
@@ -70,7 +70,7 @@ def bench(
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
     precision: Annotated[
-        str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. [default: bf16-mixed on a GPU]")
+        str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. Else bf16-mixed on a GPU.")
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
 ) -> None:

@@ -25,7 +25,8 @@ def accuracy_history(results: Results) -> Figure:
     chosen = [size for size in (sizes[0], "20" if "20" in by_size else sizes[-1]) if size]
     for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
         label = f"cps, {'one image' if size == '1' else f'groups of {size} images'}"
-        axes.plot(tasks, _history(by_size[size]), style, color=COLOURS["ours"], label=label)
+        filled = COLOURS["ours"] if style == "o-" else "white"
+        axes.plot(tasks, _history(by_size[size]), style, color=COLOURS["ours"], markerfacecolor=filled, label=label)
     bounds = results.get("bounds", {})
     if "finetuning" in bounds:
         axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")

@@ -58,6 +58,20 @@ def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
     return ["accuracy (%) by group size", *sizes], rows
 
 
+def subnetwork_table(run: Results) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of the table of subnetworks, beside the dense network, as text."""
+    times = run["milliseconds_per_image"]
+    rows = [["dense network", "100.0", "", *_cost(run["dense"], times["dense"])]]
+    for entry, milliseconds in zip(run["subnetworks"], times["tasks"], strict=True):
+        shares = [_percent(entry["density"]), _percent(entry["taken"])]
+        rows.append([f"task {entry['task'] + 1}", *shares, *_cost(entry, milliseconds)])
+    return ["", "weights used, %", "taken so far, %", "parameters", "million operations", "ms per image"], rows
+
+
+def _cost(entry: Results, milliseconds: float) -> list[str]:
+    return [f"{entry['parameters']:,}", f"{entry['operations'] / 1e6:.2f}", f"{milliseconds:.2f}"]
+
+
 def _section(run: Results) -> str:
     sizes = list(next(iter(run["class_il"].values())))
     large = "20" if "20" in sizes else sizes[-1]
@@ -84,6 +98,7 @@ def _section(run: Results) -> str:
             _html_table(*group_table(run)),
             "<h2>Pictures</h2>",
             *(_picture(draw(), caption) for caption, draw in figures if "layers" in run or "layer" not in caption),
+            *(["<h2>The subnetworks</h2>", _html_table(*subnetwork_table(run))] if "dense" in run else []),
             "<h2>The run</h2>",
             _facts(run),
         ]

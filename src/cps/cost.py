@@ -1,0 +1,47 @@
+"""What a subnetwork costs on its own, beside the dense network: parameters, operations and time."""
+
+import time
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cps.extraction import Standalone, whole
+from cps.network import SharedNetwork
+
+
+def describe_costs(network: SharedNetwork) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the cost for one image of the dense network with a head, and of each extracted subnetwork."""
+    first = network.subnetworks[0]
+    dense = Standalone(whole(network.backbone, network.tensors_of(0)), first.head, first.classes, network.normalize)
+    return cost_of(dense, network), [
+        cost_of(network.extract(task), network) for task in range(len(network.subnetworks))
+    ]
+
+
+@torch.no_grad()
+def cost_of(module: nn.Module, network: SharedNetwork) -> dict[str, Any]:
+    """Return parameters, floating point operations and the milliseconds that one image takes."""
+    image = torch.zeros(1, *(network.input_shape or ()), device=network.device)
+    with FlopCounterMode(display=False) as counter:
+        module(image)
+    return {
+        "parameters": sum(parameter.numel() for parameter in module.parameters()),
+        "operations": counter.get_total_flops(),
+        "milliseconds": 1000 * median(_seconds(module, image) for _ in range(10)),
+    }
+
+
+def _seconds(module: nn.Module, image: torch.Tensor) -> float:
+    _wait(image.device)
+    began = time.perf_counter()
+    module(image)
+    _wait(image.device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
