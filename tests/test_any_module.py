@@ -350,3 +350,18 @@ def test_a_wholly_frozen_backbone_learns_heads(make_learner):
 
 def test_a_resnet_of_equal_widths_works():
     assert cps.resnet18(3, (16, 16, 16, 16))(torch.zeros(2, 3, 16, 16)).shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "weights", "kernels"),
+    [
+        (cps.resnet18(3, (21, 42, 85, 170)), 1_228_466, 153_298),
+        (torchvision.models.resnet18(), 11_166_912, 1_392_832),
+        (cps.resnet32(), 461_232, 51_248),
+    ],
+    ids=["ResNet-18(1/3)", "ResNet-18", "ResNet-32"],
+)
+def test_the_networks_of_the_paper_have_its_sizes(backbone, weights, kernels):
+    convolutions = [p for p in backbone.parameters() if p.ndim == 4]
+    assert sum(p.numel() for p in convolutions) == weights
+    assert sum(p.shape[0] * p.shape[1] for p in convolutions) == kernels

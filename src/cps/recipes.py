@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop
-from cps.backbones import SmallConvNet, resnet18
+from cps.backbones import SmallConvNet, resnet18, resnet32
 from cps.data import Data
 from cps.pixels import Normalize
 from cps.pruning import NNrelief, Pruner
@@ -100,6 +100,26 @@ def cifar100(tasks: int) -> Recipe:
     )
 
 
+def cifar100_b50(rounds: int = 1) -> Recipe:
+    """Return the paper's CIFAR-100 in a task of 50 and five of 10: ResNet-32, signature; 0 rounds is CP&S-frozen."""
+    frozen = ", convolutions frozen after the first task" if rounds == 0 else ""
+    return Recipe(
+        name="cifar100-b50" if rounds else "cifar100-b50-frozen",
+        about=f"CIFAR-100 in a task of 50 and 5 of 10, ResNet-32{frozen}; the paper's settings",
+        read=read_cifar100,
+        sizes=(50, 10, 10, 10, 10, 10),
+        backbone=resnet32,
+        train=Training(160, Adam(1e-3, weight_decay=5e-4), Steps((80, 120), 0.1), batch_size=128),
+        retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=rounds,
+        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput()),
+        augment=Chain((PadCrop(4), Flip())),
+        normalize=IMAGENET,
+        group_sizes=(1, 2, 5, 10, 20, 50, 60),
+    )
+
+
 def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
     """Return CIFAR-100 from a folder that holds `cifar-100-python`, or that it can be downloaded to."""
     from torchvision.datasets import CIFAR100
@@ -123,4 +143,6 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar100-5": partial(cifar100, 5),
     "cifar100-10": partial(cifar100, 10),
     "cifar100-20": partial(cifar100, 20),
+    "cifar100-b50": cifar100_b50,
+    "cifar100-b50-frozen": partial(cifar100_b50, 0),
 }
