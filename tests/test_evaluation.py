@@ -107,3 +107,32 @@ def test_the_order_in_which_classes_are_named_at_test_does_not_matter(learned):
     learner, tasks = learned
     turned = [cps.Task(list(reversed(task.classes)), train=task.train, test=task.test) for task in tasks]
     assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])
+
+
+def test_flips_show_the_selector_each_image_twice_and_change_no_class(learned):
+    learner, tasks = learned
+    plain = cps.evaluate(learner, tasks, group_sizes=[1])
+    flipped = cps.evaluate(learner, tasks, group_sizes=[1], flips=True)
+    assert flipped["task_il"] == plain["task_il"]
+    index, images = 2, tasks[2].test[0].to(learner.network.device)
+    both = [learner.evidence(torch.cat([images, images.flip(-1)]))[t].logits.amax(dim=1) for t in range(3)]
+    means = torch.stack([(scores[: len(images)] + scores[len(images) :]) / 2 for scores in both], dim=1)
+    expected = 100 * float((means.argmax(dim=1) == index).float().mean())
+    assert flipped["class_il"]["MaxOutput"]["1"]["selection"][2][index] == pytest.approx(expected)
+
+
+def test_top5_is_reported_for_tasks_of_more_than_five_classes(make_learner, learned):
+    assert "top5" not in cps.evaluate(*learned, group_sizes=[1])["task_il"]
+    learner = make_learner()
+    tasks = [make_task(10 * index, classes=7, images=42, test=28) for index in range(2)]
+    for task in tasks:
+        learner.learn(task)
+    results = cps.evaluate(learner, tasks, group_sizes=[28])
+    five = []
+    for index, task in enumerate(tasks):
+        best = learner.evidence(task.test[0])[index].logits.topk(5, dim=1).indices.cpu()
+        truth = learner.network.subnetworks[index].local(task.test[1])
+        five.append(100 * float((best == truth[:, None]).any(dim=1).float().mean()))
+    assert results["task_il"]["top5"] == pytest.approx(np.mean(five))
+    entry = results["class_il"]["MaxOutput"]["28"]
+    assert entry["top5"] >= entry["ACC"]

@@ -57,6 +57,7 @@ class Run:
     group_sizes: Sequence[int] | None = None
     data: Path | None = None
     bounds: bool = True
+    flips: bool = False
     workers: int = 0
     watch: Callable[[Tick], None] | None = None
 
@@ -67,7 +68,7 @@ class Run:
         learner = self._learn(scenario)
         began = time.monotonic()
         sizes = self.group_sizes or self.recipe.group_sizes
-        measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
+        measured = evaluate(learner, scenario, group_sizes=sizes, flips=self.flips, seed=self.seed)
         seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
         weights, (dense, costs) = describe_weights(learner.network), describe_costs(learner.network)
         milliseconds = {"dense": dense.pop("milliseconds"), "tasks": [cost.pop("milliseconds") for cost in costs]}
@@ -80,6 +81,7 @@ class Run:
             "versions": versions(),
             "seconds": seconds,
             "milliseconds_per_image": milliseconds,
+            "flips": self.flips,
             "classes_per_task": [len(task.classes) for task in scenario],
             **measured,
             "default_selector": learner.selectors[0].name,

@@ -66,6 +66,7 @@ def bench(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
     epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
+    flips: Annotated[bool, typer.Option(help="Let the mirror image of each image help to select.")] = False,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
@@ -97,6 +98,7 @@ def bench(
             group_sizes=_numbers(group_sizes),
             data=data,
             bounds=bounds,
+            flips=flips,
             watch=watch,
         )
         results = run.start()

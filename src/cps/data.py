@@ -120,6 +120,14 @@ class ImageBatches:
         return (images for images, _ in self.examples.batches(order))
 
 
+@dataclass(frozen=True)
+class MirroredBatches(ImageBatches):
+    """The same images, mirrored left to right."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (images.flip(-1) for images in super().__iter__())
+
+
 def all_labels(examples: Examples) -> Tensor:
     """Return all labels, reading every image where there is no other way."""
     known = examples.labels()

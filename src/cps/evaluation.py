@@ -5,13 +5,14 @@ Sealed subnetworks never change, so each test image passes each subnetwork once 
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data import ImageBatches, all_labels, as_examples
-from cps.evidence import Evidence
+from cps.data import ImageBatches, MirroredBatches, all_labels, as_examples
+from cps.evidence import Evidence, Outputs
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
 from cps.scenario import Task
@@ -21,53 +22,93 @@ from cps.selection import Selector, consecutive_groups, select
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
 
+@dataclass(frozen=True)
+class Tested:
+    """The test images of one task: evidence to select and whether the true subnetwork is right, per image."""
+
+    evidence: Evidence
+    right: Tensor
+    right_of_five: Tensor | None
+    views: int
+
+
 def evaluate(
     learner: Learner,
     tasks: Iterable[Task],
     *,
     group_sizes: Sequence[int] = GROUP_SIZES,
     selectors: Sequence[Selector] | None = None,
+    flips: bool = False,
     seed: int = 0,
 ) -> dict[str, object]:
     """Return `task_il` and `class_il` of all learned tasks, in percent, as `results.json` holds them.
 
     Groups are drawn within a task, shuffled with the seed; the last, smaller group counts too. A group
-    whose task is mistaken counts as wrong whole.
+    whose task is mistaken counts as wrong whole. With `flips`, the mirror image of each image helps to select
+    (the paper's code does so), not to classify. Where every task has more than five classes, `top5` is the share of
+    images whose class is among the five best of the selected subnetwork.
     """
-    evidence, right = [], []
-    for task, subnetwork in zip(tasks, learner.network.subnetworks, strict=False):
-        examples = as_examples(task.test, subnetwork.local, workers=learner.workers)
-        evidence.append(learner.network.evidence(ImageBatches(examples)))
-        own = evidence[-1][len(evidence) - 1].logits
-        right.append(own.argmax(dim=1) == all_labels(examples).to(own.device))
-    task_il = _matrix(len(right), lambda after, on: right[on].float().mean())
-    class_il = {}
-    for selector in selectors or learner.selectors:
-        class_il[selector.name] = {
-            str(size): _class_il(learner, selector, evidence, right, size, seed) for size in group_sizes
-        }
-    return {"task_il": summary(task_il), "class_il": class_il}
+    tested = [
+        _test(learner, task, index, flips=flips)
+        for index, task in zip(range(len(learner.network.subnetworks)), tasks, strict=False)
+    ]
+    task_il = summary(_matrix(len(tested), lambda _, on: tested[on].right))
+    task_il |= _top5([t.right_of_five for t in tested])
+    class_il = {
+        selector.name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
+        for selector in selectors or learner.selectors
+    }
+    return {"task_il": task_il, "class_il": class_il}
+
+
+def _test(learner: Learner, task: Task, index: int, *, flips: bool) -> Tested:
+    """Pass the test images of a task through every subnetwork, when it is asked for its outputs."""
+    network = learner.network
+    examples = as_examples(task.test, network.subnetworks[index].local, workers=learner.workers)
+    evidence = network.evidence(ImageBatches(examples))
+    logits = evidence[index].logits
+    labels = all_labels(examples).to(logits.device)
+    five = None
+    if logits.shape[1] > 5:
+        five = (logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1)
+    if flips:
+        evidence = _both(evidence, network.evidence(MirroredBatches(examples)))
+    return Tested(evidence, logits.argmax(dim=1) == labels, five, views=2 if flips else 1)
 
 
 def _class_il(
-    learner: Learner,
-    selector: Selector,
-    evidence: Sequence[Evidence],
-    right: Sequence[Tensor],
-    group_size: int,
-    seed: int,
+    learner: Learner, selector: Selector, tested: Sequence[Tested], group_size: int, seed: int
 ) -> dict[str, object]:
     statistics = learner.network.statistics(selector.name)
-    groups = [_shuffled_groups(len(r), group_size, seed, on).to(r.device) for on, r in enumerate(right)]
+    groups = [_shuffled_groups(len(t.right), group_size, seed, on).to(t.right.device) for on, t in enumerate(tested)]
 
     def is_selected(after: int, on: int) -> Tensor:
-        known = evidence[on].until(after + 1)
-        return select(selector, known, statistics[: after + 1], groups[on]) == on
+        known = tested[on].evidence.until(after + 1)
+        every_view = groups[on].repeat(tested[on].views)
+        return (select(selector, known, statistics[: after + 1], every_view) == on)[: len(groups[on])]
 
-    selected = {(after, on): is_selected(after, on) for after in range(len(right)) for on in range(after + 1)}
-    accuracy = _matrix(len(right), lambda after, on: (selected[after, on] & right[on]).float().mean())
-    selection = _matrix(len(right), lambda after, on: selected[after, on].float().mean())
-    return {**summary(accuracy), "selection": summary(selection)["accuracy"]}
+    tasks = len(tested)
+    selected = {(after, on): is_selected(after, on) for after in range(tasks) for on in range(after + 1)}
+    accuracy = _matrix(tasks, lambda after, on: selected[after, on] & tested[on].right)
+    selection = _matrix(tasks, lambda after, on: selected[after, on])
+    five = [
+        None if t.right_of_five is None else t.right_of_five & selected[tasks - 1, on] for on, t in enumerate(tested)
+    ]
+    return {**summary(accuracy), **_top5(five), "selection": summary(selection)["accuracy"]}
+
+
+def _top5(right: Sequence[Tensor | None]) -> dict[str, float]:
+    known = [100 * float(r.float().mean()) for r in right if r is not None]
+    return {"top5": sum(known) / len(known)} if known and len(known) == len(right) else {}
+
+
+def _both(first: Evidence, second: Evidence) -> Evidence:
+    """Return the evidence of two views of the same images, one after the other."""
+
+    def joined(task: int) -> Outputs:
+        return Outputs(*(torch.cat(parts) for parts in zip(first[task], second[task], strict=True)))
+
+    return Evidence(joined, len(first))
 
 
 def _shuffled_groups(images: int, group_size: int, seed: int, on: int) -> Tensor:
@@ -78,9 +119,9 @@ def _shuffled_groups(images: int, group_size: int, seed: int, on: int) -> Tensor
 
 
 def _matrix(tasks: int, entry) -> Matrix:
-    """Return a matrix (after, on) in percent, NaN above the diagonal."""
+    """Return the matrix (after, on) of the shares, in percent, of images that are right; NaN above the diagonal."""
     matrix = np.full((tasks, tasks), np.nan)
     for after in range(tasks):
         for on in range(after + 1):
-            matrix[after, on] = 100 * float(entry(after, on))
+            matrix[after, on] = 100 * float(entry(after, on).float().mean())
     return matrix

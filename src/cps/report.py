@@ -131,8 +131,9 @@ def _facts(run: Results) -> str:
         "seconds": ", ".join(f"{name} {value:.1f}" for name, value in run["seconds"].items()),
         "shared weights": f"{run.get('weights', 0):,}",
         "selector": run["default_selector"],
-        "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; "
-        "a group whose task is mistaken counts as wrong whole",
+        "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; a group whose "
+        "task is mistaken counts as wrong whole; mirror images "
+        f"{'help' if run.get('flips') else 'do not help'} to select",
     }
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(str(v))}</dd>" for name, v in facts.items()) + "</dl>"
 
