@@ -64,6 +64,26 @@ def read_folder(
         except storage.FileError:
             kept.unlink()
 
+    decoded, skipped = _decode_all(files, size, skip_damaged, workers, watch)
+    if not decoded:
+        raise ImageError(f"none of the {len(files)} images in '{folder}' can be read; the first: {skipped[0]}")
+    read = FolderImages(
+        torch.from_numpy(np.stack([pixels for _, pixels in decoded])),
+        [path.parent.name for path, _ in decoded],
+        [str(path.relative_to(folder)) for path, _ in decoded],
+        skipped,
+    )
+    if kept is not None and not skipped:
+        header = {"labels": read.labels, "paths": read.paths}
+        storage.write(kept, "images", header, {"images": read.images})
+    return read
+
+
+def _decode_all(
+    files: list[Path], size: int, skip_damaged: bool, workers: int, watch: Callable[[int, int], None] | None
+) -> tuple[list[tuple[Path, np.ndarray]], list[str]]:
+    """Return each image that can be read with its path, and what is wrong with the others."""
+
     def decode(path: Path) -> np.ndarray | str:
         try:
             return decode_image(path, size)
@@ -81,18 +101,7 @@ def read_folder(
                 decoded.append((path, result))
             if watch is not None:
                 watch(done, len(files))
-    if not decoded:
-        raise ImageError(f"none of the {len(files)} images in '{folder}' can be read; the first: {skipped[0]}")
-    read = FolderImages(
-        torch.from_numpy(np.stack([pixels for _, pixels in decoded])),
-        [path.parent.name for path, _ in decoded],
-        [str(path.relative_to(folder)) for path, _ in decoded],
-        skipped,
-    )
-    if kept is not None and not skipped:
-        header = {"labels": read.labels, "paths": read.paths}
-        storage.write(kept, "images", header, {"images": read.images})
-    return read
+    return decoded, skipped
 
 
 def list_images(folder: str | Path) -> list[Path]:
