@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import cps
+from cps.cost import seconds_of
 from cps.draft import Classifier, Draft
 from cps.guard import bind
 from cps.masks import full_masks
@@ -126,19 +127,9 @@ def _compare(
     """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up."""
     ours()
     baseline()
-    times = [(_seconds(ours, device), _seconds(baseline, device)) for _ in range(pairs)]
+    times = [(seconds_of(ours, device), seconds_of(baseline, device)) for _ in range(pairs)]
     first, second = zip(*times, strict=True)
     return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    began = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - began
 
 
 def _row(what: str, ours: float, baseline: float, ratio: float, limit: float | None) -> dict[str, Any]:

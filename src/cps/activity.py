@@ -16,6 +16,8 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from cps.masks import per_output
+
 ADDITIONS = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Dropout2d)
 
@@ -97,8 +99,7 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Se
 
     def changes_nothing(candidates: dict[str, Tensor]) -> bool:
         left = {
-            name: weight.masked_fill(candidates[name].reshape(-1, *(1 for _ in weight.shape[1:])), 0.0)
-            for name, weight in weights.items()
+            name: weight.masked_fill(per_output(candidates[name], weight.ndim), 0.0) for name, weight in weights.items()
         }
         after = [functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]
         return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))

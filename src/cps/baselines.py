@@ -13,10 +13,10 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position
-from cps.data import ClassName, Data, Examples, as_examples, as_images
+from cps.data import ClassName, Data, Examples, as_examples, as_images, in_order
 from cps.draft import Classifier
 from cps.metrics import summary
-from cps.partition import named_tensors
+from cps.partition import named_tensors, set_tensors
 from cps.pixels import Normalize, as_pixels
 from cps.plain import encode
 from cps.scenario import Task
@@ -77,7 +77,7 @@ class Baseline:
         rows = np.full((len(stages), len(self.tasks)), np.nan)
         saved = saver.load() if saver else None
         if saved:
-            _restore(self.model, saved.tensors)
+            set_tensors(self.model, saved.tensors)
             rows = saved.tensors["rows"].numpy().copy()
 
         def state() -> dict[str, Tensor]:
@@ -114,7 +114,7 @@ class Baseline:
         self.model.eval()
         examples = self._examples(task.test)
         right = 0
-        for images, labels in examples.batches(torch.arange(len(examples)).split(256)):
+        for images, labels in in_order(examples):
             logits = self.model(self._prepare(images.to(self.fabric.device)))
             right += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
         return 100 * right / len(examples)
@@ -124,12 +124,6 @@ class Baseline:
 
     def _prepare(self, images: Tensor) -> Tensor:
         return as_pixels(images, self.normalize)
-
-
-@torch.no_grad()
-def _restore(model: nn.Module, tensors: dict[str, Tensor]) -> None:
-    for name, value in named_tensors(model).items():
-        value.copy_(tensors[name])
 
 
 def _joined(tasks: Sequence[Task]) -> Data:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 import cps
 from cps.baselines import Baseline
@@ -25,6 +26,7 @@ from cps.report import write_report
 from cps.scenario import Scenario
 from cps.seeds import seeded
 from cps.sharing import describe_weights
+from cps.storage import write_text
 from cps.training import Epoch, precision_of
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ class Run:
             "bounds": self._bounds(scenario) if self.bounds else {},
             "dense": dense,
             **weights,
-            "fingerprints": [learner.fingerprint(task).tensors for task in range(len(scenario))],
+            "fingerprints": [learner.network.digest(task) for task in range(len(scenario))],
         }
         if self.fabric.is_global_zero:
             write_json(self.out / "results.json", results)
@@ -99,8 +101,7 @@ class Run:
     def _learn(self, scenario: Scenario) -> Learner:
         """Learn the tasks that the model file does not hold yet; save after each."""
         model, checkpoint = self.out / "model.cps", self.out / "checkpoint.safetensors"
-        with seeded(torch.device("cpu"), self.seed):
-            backbone = self.recipe.backbone()
+        backbone = self._fresh_backbone()
         settings = {**self.recipe.learner_settings(), "seed": self.seed}
         more = {"fabric": self.fabric, "workers": self.workers}
         if model.exists():
@@ -116,6 +117,10 @@ class Run:
         if self.fabric.is_global_zero:
             checkpoint.unlink(missing_ok=True)
         return learner
+
+    def _fresh_backbone(self) -> nn.Module:
+        with seeded(torch.device("cpu"), self.seed):
+            return self.recipe.backbone()
 
     def _bounds(self, scenario: Scenario) -> dict[str, Any]:
         """Return finetuning and joint training; one that was finished before is read back."""
@@ -135,10 +140,8 @@ class Run:
     def _baseline(self, scenario: Scenario, name: str) -> Baseline:
         recipe = self.recipe
         stages = len(scenario) if name == "finetuning" else 1
-        with seeded(torch.device("cpu"), self.seed):
-            backbone = recipe.backbone()
         return Baseline(
-            backbone,
+            self._fresh_backbone(),
             list(scenario),
             recipe.train,
             fabric=self.fabric,
@@ -213,7 +216,4 @@ def versions() -> dict[str, str]:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Write a JSON file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
-    partial.replace(path)
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

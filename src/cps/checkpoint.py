@@ -88,10 +88,6 @@ class Checkpoint:
             )
         return Saved(Position(*header["at"]), _under("value/", tensors), _optimizer_state(header, tensors))
 
-    def remove(self) -> None:
-        """Delete the file, once what it led to is saved."""
-        self.path.unlink(missing_ok=True)
-
 
 def _optimizer_state(header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {int(index): dict(v) for index, v in header["scalars"].items()}

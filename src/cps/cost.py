@@ -1,6 +1,7 @@
 """What a subnetwork costs on its own, beside the dense network: parameters, operations and time."""
 
 import time
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -30,15 +31,16 @@ def cost_of(module: nn.Module, network: SharedNetwork) -> dict[str, Any]:
     return {
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "operations": counter.get_total_flops(),
-        "milliseconds": 1000 * median(_seconds(module, image) for _ in range(10)),
+        "milliseconds": 1000 * median(seconds_of(lambda: module(image), image.device) for _ in range(10)),
     }
 
 
-def _seconds(module: nn.Module, image: torch.Tensor) -> float:
-    _wait(image.device)
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """Return how long some work takes, what it leaves to a GPU included."""
+    _wait(device)
     began = time.perf_counter()
-    module(image)
-    _wait(image.device)
+    work()
+    _wait(device)
     return time.perf_counter() - began
 
 

@@ -92,7 +92,6 @@ class DatasetExamples:
             collate_fn=_collate,
         )
         for images, labels in loader:
-            refuse_bad_pixels(images)
             yield images, self.to_local(labels)
 
     def labels(self) -> Tensor | None:
@@ -116,8 +115,7 @@ class ImageBatches:
     batch_size: int = 256
 
     def __iter__(self) -> Iterator[Tensor]:
-        order = torch.arange(len(self.examples)).split(self.batch_size)
-        return (images for images, _ in self.examples.batches(order))
+        return (images for images, _ in in_order(self.examples, self.batch_size))
 
 
 @dataclass(frozen=True)
@@ -131,10 +129,12 @@ class MirroredBatches(ImageBatches):
 def all_labels(examples: Examples) -> Tensor:
     """Return all labels, reading every image where there is no other way."""
     known = examples.labels()
-    if known is not None:
-        return known
-    order = torch.arange(len(examples)).split(256)
-    return torch.cat([labels for _, labels in examples.batches(order)])
+    return torch.cat([labels for _, labels in in_order(examples)]) if known is None else known
+
+
+def in_order(examples: Examples, batch_size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield all (images, labels) in their order, batch by batch."""
+    return examples.batches(torch.arange(len(examples)).split(batch_size))
 
 
 def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cps.data import ClassName
 from cps.guard import Guard, Kept
 from cps.masks import Masks, full_masks, is_subset, pack, unpack
-from cps.partition import Parts, named_tensors
+from cps.partition import Parts, named_tensors, set_tensors
 
 
 class Classifier(nn.Module):
@@ -53,10 +53,7 @@ class Draft:
         self._parts = parts
         self._sealed = weights
         self._taken = taken
-        live = named_tensors(backbone)
-        with torch.no_grad():
-            for name, value in {**weights, **private}.items():
-                live[name].copy_(value)
+        set_tensors(backbone, {**weights, **private})
 
     def weights(self) -> dict[str, Tensor]:
         """Return the live shared weights, zero where the masks are off."""
@@ -98,8 +95,7 @@ class Draft:
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take up a draft where `state` left it."""
-        for name, value in named_tensors(self.model).items():
-            value.copy_(state[name])
+        set_tensors(self.model, state)
         for name, mask in self.masks.items():
             mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
         warm = {name: state[f"warm/{name}"].to(w) for name, w in self.weights().items() if f"warm/{name}" in state}

@@ -18,7 +18,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.data import ClassName
-from cps.partition import named_tensors
+from cps.partition import set_tensors
 from cps.pixels import Normalize
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,7 @@ class Standalone(nn.Module):
 def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     """Return a copy of the backbone with these tensors in it, in eval mode."""
     baked = copy.deepcopy(backbone).eval().requires_grad_(False)
-    live = named_tensors(baked)
-    with torch.no_grad():
-        for name, value in tensors.items():
-            live[name].copy_(value)
+    set_tensors(baked, tensors)
     return baked
 
 
@@ -141,7 +138,7 @@ class _Channels:
         pinned = {self.find(node) for node in self.pinned}
         made = {self.find(node): layer for node, layer in self.readers}
         kept = {
-            root: torch.ones(_outputs(layer), dtype=torch.bool, device=layer.weight.device)
+            root: torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
             for root, layer in made.items()
             if root not in pinned
         }
@@ -211,10 +208,6 @@ def _cut(layer: nn.Module, inside: Tensor | None, outside: Tensor | None) -> Non
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, nn.BatchNorm2d):
         layer.num_features = len(layer.weight)
-
-
-def _outputs(layer: nn.Conv2d | nn.Linear) -> int:
-    return len(layer.weight)
 
 
 def _shape(node: fx.Node) -> Any:

@@ -47,6 +47,11 @@ def weights_on(mask: Tensor, weight: Tensor) -> int:
     return int(mask.sum()) * (weight.numel() // mask.numel())
 
 
+def per_output(outputs: Tensor, ndim: int) -> Tensor:
+    """Shape one bool per output of a layer so that it broadcasts to a mask or weight of so many axes."""
+    return outputs.reshape(-1, *(1 for _ in range(ndim - 1)))
+
+
 def times_used(masks: Sequence[Masks], name: str) -> Tensor:
     """Return, for each connection of one weight, how many of the masks use it."""
     return torch.stack([mask[name] for mask in masks]).sum(dim=0)

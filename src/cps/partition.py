@@ -5,8 +5,10 @@ copy per task: everything else (norm layers with their statistics, biases, embed
 """
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import UninitializedParameter
@@ -38,6 +40,13 @@ def partition(backbone: nn.Module) -> Parts:
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers of a module by name, the live tensors themselves."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+@torch.no_grad()
+def set_tensors(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Copy into every parameter and buffer of a module the value of that name."""
+    for name, tensor in named_tensors(module).items():
+        tensor.copy_(values[name])
 
 
 def _maskable_layers(backbone: nn.Module) -> list[str]:

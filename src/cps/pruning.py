@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.activity import Activity, layer_of, observe, unread_channels
-from cps.masks import Masks
+from cps.masks import Masks, per_output
 from cps.plain import setting
 
 
@@ -79,10 +79,10 @@ class NNrelief:
             scores = importance(layer_of(backbone, name), weights[name], activity.inputs[name])
             kept[name] = mask & self.keep(*scores)
         for name, weak in self._weak_branches(activity).items():
-            kept[name] &= ~_per_output(weak, kept[name])
+            kept[name] &= ~per_output(weak, kept[name].ndim)
         masked = {name: weights[name].masked_fill(~mask, 0.0) for name, mask in kept.items()}
         unread = unread_channels(backbone, masked, batches)
-        return {name: mask & ~_per_output(unread[name], mask) for name, mask in kept.items()}
+        return {name: mask & ~per_output(unread[name], mask.ndim) for name, mask in kept.items()}
 
     def keep(self, scores: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return which inputs of each neuron stay: the fewest whose scores reach alpha of the total.
@@ -161,8 +161,3 @@ def _channel_norms(total: Tensor, channel_axis: int) -> Tensor:
     """Return the norm of each channel of a map that has lost its image axis."""
     channels = channel_axis - 1 if channel_axis > 0 else channel_axis
     return total.float().movedim(channels, 0).reshape(total.shape[channels], -1).norm(dim=1)
-
-
-def _per_output(outputs: Tensor, mask: Tensor) -> Tensor:
-    """Shape one bool per output of a layer so that it broadcasts to the layer's mask."""
-    return outputs.reshape(-1, *(1 for _ in mask.shape[1:]))

@@ -9,6 +9,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from cps import pictures
+from cps.storage import write_text
 
 Results = dict[str, Any]
 
@@ -39,10 +40,7 @@ def write_report(path: Path, runs: Sequence[Results]) -> None:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>cps: {html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(page, encoding="utf-8")
-    partial.replace(path)
+    write_text(path, page)
 
 
 def group_table(run: Results) -> tuple[list[str], list[list[str]]]:

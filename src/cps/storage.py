@@ -48,6 +48,14 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     _sync_folder(path.parent)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step: it holds the old text or the new, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a file, each checked against its digest."""
     path = Path(path)

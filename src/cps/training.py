@@ -21,7 +21,7 @@ from cps.capture import Captured
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
 from cps.guard import Guard, bind
-from cps.padding import copy_into, padded, resized_state
+from cps.padding import Padded, copy_into, padded, resized_state
 from cps.seeds import generator, seeded
 from cps.settings import Training
 
@@ -158,7 +158,8 @@ class _Loop:
             else:
                 group["lr"] = rate * factor
 
-    def _padded_twin(self):
+    def _padded_twin(self) -> Padded | None:
+        """Return a twin of the backbone with widths that a GPU likes, if there is a GPU and such a twin."""
         if self.fabric.device.type != "cuda":
             return None
         with seeded(self.fabric.device, 0):  # a data set may draw from torch's generator
