@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cps
-from cps.training import make_fabric
+from cps.devices import make_fabric
 
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")

@@ -17,7 +17,7 @@ def main(folder: Path, devices: int, network: str) -> None:
     backbone = plain if network == "plain" else conv_net()
     training = cps.Training(3, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
     if network == "norms left alone":  # the negative control
-        cps.training._agree_on_buffers = lambda model, fabric: None
+        cps.training.agree_on_buffers = lambda model, fabric: None
     fabric = cps.make_fabric(accelerator="cpu", devices=devices)
     learner = cps.Learner(backbone, rounds=1, train=training, retrain=training, fabric=fabric)
     for first in (0, 10):

@@ -1,5 +1,10 @@
 """The fast paths of a GPU compute what the plain ones do; what needs no GPU is tested without one."""
 
+import copy
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -7,8 +12,10 @@ from torch import nn
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
 from cps.draft import Classifier
-from cps.guard import Kept, _bind_at_once, bind
+from cps.engine import Engine
+from cps.guard import Kept, Restorer, bind
 from cps.padding import copy_into, padded, resized_state
+from cps.pixels import Prepare
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -85,40 +92,112 @@ def test_guarding_all_weights_at_once_does_what_guarding_each_does():
         guard[name] = Kept(taken, torch.randn(weight.shape, generator=draws), off)
     one, other = ({name: weight.clone() for name, weight in weights.items()} for _ in range(2))
     bind(guard, one)()
-    _bind_at_once(guard, other)()
+    restorer = Restorer(other)
+    restorer.keep(
+        {"a": Kept(torch.ones(1, dtype=torch.bool), torch.ones(4, 3, 3, 3), torch.zeros(1, dtype=torch.bool))}
+    )
+    restorer.keep(guard)  # the last one counts
+    restorer()
     assert all(torch.equal(one[name], other[name]) for name in weights)
     moved = [name for name in weights if not torch.equal(one[name], weights[name])]
     assert moved == ["a", "b"]
 
 
-@needs_gpu
-def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner, monkeypatch):
-    import cps.training
+def test_the_gradient_of_a_convolution_is_that_of_pytorch():
+    """Triton's interpreter runs the kernel on the CPU, in a process of its own."""
+    script = """
+import torch
+from cps.kernels import weight_gradient
+torch.manual_seed(0)
+for channels, outputs, size, kernel, stride in [(3, 24, 8, 3, 1), (24, 48, 7, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1)]:
+    seen = torch.randn(3, channels, size, size).to(memory_format=torch.channels_last)
+    weight = torch.randn(outputs, channels, kernel, kernel, requires_grad=True)
+    out = torch.nn.functional.conv2d(seen, weight, None, stride, kernel // 2)
+    gradient = torch.randn_like(out).contiguous(memory_format=torch.channels_last)
+    out.backward(gradient)
+    torch.testing.assert_close(
+        weight_gradient(seen, gradient, kernel, stride, kernel // 2), weight.grad, rtol=1e-4, atol=1e-4
+    )
+print("agrees")
+"""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout == "agrees\n", run.stderr
 
-    loops = []
-    original = cps.training._Loop.__init__
-    monkeypatch.setattr(cps.training._Loop, "__init__", lambda self, *a: loops.append(self) or original(self, *a))
+
+def engine_of(model, training, augment=None):
+    images = torch.randn(training.batch_size, 3, 8, 8).double()
+    return Engine(model, images, training, Prepare(dtype=torch.float64), augment, is_narrow=False, is_long=False)
+
+
+@pytest.mark.parametrize("optimizer", [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=str)
+def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(optimizer):
+    torch.manual_seed(0)
+    training = cps.Training(1, optimizer, batch_size=8)
+    images, labels, uniform = torch.randn(8, 3, 8, 8).double(), torch.arange(8) % 2, torch.rand(8, 1)
+    backbone = awkward().double()
+    initial = copy.deepcopy(backbone.state_dict())
+    kept = Kept(torch.rand(18, 3, 1, 1) < 0.5, initial["stem.weight"].clone(), torch.rand(18, 3, 1, 1) < 0.3)
+    heads = [nn.Linear(30, 2).double() for _ in range(2)]
+    engine = engine_of(Classifier(backbone, heads[0]), training, cps.Flip())
+
+    def by_engine(head):
+        backbone.load_state_dict(initial)
+        model = Classifier(backbone, copy.deepcopy(head))
+        engine.begin(model, {"stem.weight": kept}, None)
+        for factor in (1.0, 0.5, 0.5):
+            engine.set_rate(factor)
+            engine.step(images, labels, uniform)
+        engine.hand_over(model)
+        return copy.deepcopy(model.state_dict()), engine.optimizer_state(model)["state"]
+
+    def by_plain_steps(head):
+        backbone.load_state_dict(initial)
+        model = Classifier(backbone, copy.deepcopy(head)).train()
+        made = optimizer(model.parameters())
+        protect = bind({"stem.weight": kept}, dict(backbone.named_parameters()))
+        for factor in (1.0, 0.5, 0.5):
+            made.param_groups[0]["lr"] = optimizer.lr * factor
+            nn.functional.cross_entropy(model(cps.Flip()(images, uniform)), labels).backward()
+            made.step()
+            made.zero_grad()
+            protect()
+        return model.state_dict(), made.state_dict()["state"]
+
+    for head in heads:  # the second with what the first has left
+        for ours, plain in zip(by_engine(head), by_plain_steps(head), strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+@needs_gpu
+def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner):
     training = cps.Training(4, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
 
     def run():
         torch.manual_seed(0)
         backbone = nn.Sequential(awkward(), nn.Dropout(0.2))
         learner = make_learner(backbone, train=training, retrain=training, augment=cps.PadCrop(1), rounds=2)
+        engines = set()
         for first in (0, 10):
             learner.learn(make_task(first, shape=(3, 8, 8), images=37))
+            engines.add(learner._trainer._engine[1])
+        assert [len(engine.step._graphs) for engine in engines] == [2]  # one engine; whole batches and the last
         return [learner.fingerprint(task) for task in range(2)]
 
     assert run() == run()
-    assert all(loop.captured is not None and len(loop.captured._graphs) == 2 for loop in loops)
 
 
 @needs_gpu
 @pytest.mark.parametrize("optimizer", [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=str)
-def test_the_captured_step_gives_what_the_plain_one_gives(make_learner, monkeypatch, optimizer):
+@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
+def test_the_captured_step_gives_what_the_plain_one_gives(make_learner, monkeypatch, optimizer, compiled):
     import cps.training
 
     training = cps.Training(3, optimizer, cps.Steps((1,), 0.5), batch_size=8)
     full = cps.make_fabric(accelerator=ACCELERATOR, precision="32-true")
+    if compiled:
+        monkeypatch.setattr(cps.training, "LONG", 1)
 
     def run():
         # In double precision, as Adam turns the smallest difference of a small gradient into a whole step.
@@ -126,8 +205,51 @@ def test_the_captured_step_gives_what_the_plain_one_gives(make_learner, monkeypa
         learner = make_learner(backbone, train=training, retrain=training, augment=cps.Flip(), fabric=full)
         for first in (0, 10):
             learner.learn(make_task(first, shape=(3, 8, 8)))
+        engine = learner._trainer._engine
+        assert engine is None or (engine[1]._fast is not None) == compiled
         return learner.evidence(make_task(0, shape=(3, 8, 8)).test[0])[1].logits
 
     fast = run()
-    monkeypatch.setattr(cps.training._Loop, "_can_be_captured", lambda self: False)
+    monkeypatch.setattr(cps.training.Trainer, "_engine_for", lambda *_: None)
     torch.testing.assert_close(run(), fast, rtol=1e-3, atol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
+def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cudnn(monkeypatch, compiled):
+    import cps.convolution
+    import cps.training
+
+    if compiled:
+        monkeypatch.setattr(cps.training, "LONG", 1)
+    training = cps.Training(2, cps.SGD(0.05), batch_size=16)
+
+    def run():
+        torch.manual_seed(0)
+        fabric = cps.make_fabric(accelerator=ACCELERATOR)
+        learner = cps.Learner(awkward(), train=training, retrain=training, rounds=1, fabric=fabric)
+        learner.learn(make_task(0, shape=(3, 16, 16), images=64))
+        return learner.fingerprint(0), learner.network.subnetworks[0].head["weight"]
+
+    first, again = run(), run()
+    assert first[0] == again[0]
+    monkeypatch.setattr(cps.convolution, "LARGEST", 0)
+    plain = run()
+    assert plain[0] != first[0]  # other kernels, other bits
+    torch.testing.assert_close(plain[1], first[1], rtol=0.1, atol=0.02)
+
+
+@needs_gpu
+def test_images_that_do_not_fit_stay_in_pinned_memory_and_train_to_the_same_bits(make_learner, monkeypatch, caplog):
+    import cps.data
+
+    def run():
+        torch.manual_seed(0)
+        learner = make_learner(awkward(), augment=cps.Flip())
+        learner.learn(make_task(0, shape=(3, 8, 8)))
+        return learner.fingerprint(0)
+
+    resident = run()
+    monkeypatch.setattr(cps.data, "_fits", lambda *_: False)
+    assert run() == resident
+    assert "pinned" in caplog.text

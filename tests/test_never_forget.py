@@ -7,10 +7,10 @@ import torch
 
 import cps
 from conftest import ACCELERATOR, make_task
+from cps.devices import make_fabric
 from cps.draft import Draft
 from cps.masks import is_subset
 from cps.network import SharedNetwork
-from cps.training import make_fabric
 
 OPTIMIZERS = {
     "sgd": cps.SGD(0.1, momentum=0.9, weight_decay=1e-2),

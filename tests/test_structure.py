@@ -17,10 +17,22 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cps"
 
 LAYERS = [
-    {"plain", "masks", "metrics", "seeds", "evidence", "storage", "partition", "guard", "capture"},
-    {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders"},
+    {
+        "plain",
+        "masks",
+        "metrics",
+        "seeds",
+        "evidence",
+        "storage",
+        "partition",
+        "guard",
+        "capture",
+        "devices",
+        "kernels",
+    },
+    {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
     {"draft", "scenario", "subnetwork", "activity", "extraction"},
-    {"network", "probe"},
+    {"network", "probe", "engine"},
     {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction", "cost"},
     {"learner", "checklist"},
     {"loading", "evaluation", "baselines", "recipes", "pictures"},

@@ -12,6 +12,7 @@ _HOME = {
     "augmentation": ["Chain", "Flip", "PadCrop"],
     "backbones": ["SmallConvNet", "resnet18", "resnet32"],
     "checklist": ["check_pruner", "check_selector"],
+    "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
     "folders": ["FolderImages", "ImageError", "read_folder"],
@@ -28,7 +29,6 @@ _HOME = {
     "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
     "storage": ["FileError"],
     "subnetwork": ["Subnetwork"],
-    "training": ["make_fabric"],
 }
 __all__ = [
     "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Constant", "Cosine", "Evidence", "FileError",
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cps.augmentation import Chain, Flip, PadCrop
     from cps.backbones import SmallConvNet, resnet18, resnet32
     from cps.checklist import check_pruner, check_selector
+    from cps.devices import make_fabric
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
     from cps.folders import FolderImages, ImageError, read_folder
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
     from cps.storage import FileError
     from cps.subnetwork import Subnetwork
-    from cps.training import make_fabric
 
 
 def __getattr__(name: str) -> Any:

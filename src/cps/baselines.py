@@ -17,13 +17,13 @@ from cps.data import ClassName, Data, Examples, as_examples, as_images, in_order
 from cps.draft import Classifier
 from cps.metrics import summary
 from cps.partition import named_tensors, set_tensors
-from cps.pixels import Normalize, as_pixels
+from cps.pixels import Normalize, Prepare
 from cps.plain import encode
 from cps.scenario import Task
 from cps.seeds import seeded
 from cps.settings import Training
 from cps.subnetwork import local_labels
-from cps.training import Epoch, fit
+from cps.training import Epoch, Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -48,8 +48,9 @@ class Baseline:
         self.tasks = tasks
         self.training = training
         self.fabric = fabric
+        self.trainer = Trainer(fabric)
         self.augment = augment
-        self.normalize = normalize
+        self.prepare = Prepare(normalize)
         self.seed = seed
         self.workers = workers
         self.watch = watch
@@ -57,7 +58,7 @@ class Baseline:
         backbone = copy.deepcopy(backbone).to(fabric.device)
         images, _ = next(self._examples(tasks[0].train).batches([torch.arange(2)]))
         with torch.no_grad(), seeded(torch.device("cpu"), seed):
-            features = backbone.eval()(self._prepare(images.to(fabric.device))).shape[1]
+            features = backbone.eval()(self.prepare(images.to(fabric.device))).shape[1]
             self.model = Classifier(backbone, nn.Linear(features, len(self.classes)).to(fabric.device))
 
     def finetuning(self, checkpoint: Path | None = None) -> dict[str, Any]:
@@ -92,13 +93,12 @@ class Baseline:
                 if self.watch is not None:
                     self.watch(stage, epoch)
 
-            fit(
+            self.trainer.fit(
                 self.model,
                 stages[stage],
                 self.training,
-                fabric=self.fabric,
                 seed=(self.seed, stage),
-                prepare=self._prepare,
+                prepare=self.prepare,
                 augment=self.augment,
                 after_epoch=after_epoch,
                 start=saved.at.epoch if saved else 0,
@@ -115,15 +115,12 @@ class Baseline:
         examples = self._examples(task.test)
         right = 0
         for images, labels in in_order(examples):
-            logits = self.model(self._prepare(images.to(self.fabric.device)))
+            logits = self.model(self.prepare(images.to(self.fabric.device)))
             right += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
         return 100 * right / len(examples)
 
     def _examples(self, data: Data) -> Examples:
         return as_examples(data, partial(local_labels, self.classes), workers=self.workers)
-
-    def _prepare(self, images: Tensor) -> Tensor:
-        return as_pixels(images, self.normalize)
 
 
 def _joined(tasks: Sequence[Task]) -> Data:

@@ -18,6 +18,7 @@ from torch import nn
 import cps
 from cps.baselines import Baseline
 from cps.cost import describe_costs
+from cps.devices import precision_of
 from cps.evaluation import evaluate
 from cps.learner import Learner, Progress
 from cps.loading import load
@@ -27,7 +28,7 @@ from cps.scenario import Scenario
 from cps.seeds import seeded
 from cps.sharing import describe_weights
 from cps.storage import write_text
-from cps.training import Epoch, precision_of
+from cps.training import Epoch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -14,7 +14,7 @@ from cps import storage
 log = logging.getLogger(__name__)
 
 State = Callable[[], dict[str, Any]]  # asked for only when it is written
-BUSY_SHARE = 0.1  # writing checkpoints takes at most about this share of the time
+BUSY_SHARE = 0.03  # writing checkpoints takes at most about this share of the time
 
 
 class Position(NamedTuple):
@@ -37,7 +37,7 @@ class Checkpoint:
     """A file that is written after each epoch.
 
     `identity` says what is being trained, on what and how; a file that says otherwise is refused. Where
-    epochs are so short that writing would take more than a tenth of the time, some are skipped.
+    epochs are so short that writing would take more than a small share of the time, some are skipped.
     """
 
     path: Path

@@ -83,7 +83,7 @@ def bench(
         _list_recipes()
         return
     from cps.bench import Run
-    from cps.training import make_fabric
+    from cps.devices import make_fabric
 
     chosen = _recipe(recipe).scaled(epochs_scale)
     folder = out or Path("runs") / recipe

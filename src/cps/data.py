@@ -5,6 +5,7 @@ in each epoch, so augmentation inside it works. Both give batches by index, so t
 decided in one place (`training.py`) and is the same for one process and for many.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +20,8 @@ from cps.storage import digest
 ClassName = str | int
 Data = Any  # a torch Dataset, or a pair (images, labels) of tensors, arrays or lists
 ToLocal = Callable[[Sequence[ClassName]], Tensor]
+
+log = logging.getLogger(__name__)
 
 
 class Examples(Protocol):
@@ -55,9 +58,10 @@ class TensorExamples:
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels) for each tensor of indices in `order`."""
-        for indices in order:
-            indices = indices.to(self.images.device)
-            yield self.images[indices], self.targets[indices]
+        order = list(order)
+        together = torch.cat(order).to(self.images.device)
+        for indices in together.split([len(indices) for indices in order]):
+            yield self._read(indices), self.targets[indices]
 
     def labels(self) -> Tensor:
         """Return all labels."""
@@ -68,8 +72,21 @@ class TensorExamples:
         return digest({"images": self.images, "targets": self.targets})
 
     def to(self, device: torch.device) -> "TensorExamples":
-        """Return the same examples on the device."""
+        """Return the same examples on the device, or pinned in the host's memory where they do not fit."""
+        if self.images.device == device or self.images.is_pinned():
+            return self
+        if device.type == "cuda" and not _fits(self.images.nbytes, device):
+            size = self.images.nbytes / 2**30
+            log.warning("%.1f GiB of images do not fit on the GPU; they stay in the host's memory, pinned", size)
+            return TensorExamples(self.images.pin_memory(), self.targets.pin_memory())
         return TensorExamples(self.images.to(device), self.targets.to(device))
+
+    def _read(self, indices: Tensor) -> Tensor:
+        if not self.images.is_pinned():
+            return self.images[indices]
+        # Pinned too, so that the GPU fetches it while the next one is read.
+        batch = torch.empty(len(indices), *self.images.shape[1:], dtype=self.images.dtype, pin_memory=True)
+        return torch.index_select(self.images, 0, indices, out=batch)
 
 
 @dataclass(frozen=True)
@@ -205,6 +222,13 @@ def refuse_bad_pixels(images: Tensor) -> None:
     if bad.any():
         index = int(bad.nonzero()[0])
         raise ValueError(f"image {index} has NaN or infinite pixels ({int(bad.sum())} of {len(images)} images)")
+
+
+def _fits(size: int, device: torch.device) -> bool:
+    """Say whether so many bytes take at most half of the memory that a GPU has left."""
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return size <= (free + unused) // 2
 
 
 def _as_image(item: Any) -> Tensor:

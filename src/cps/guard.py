@@ -22,13 +22,8 @@ Guard = Mapping[str, Kept]
 
 
 def bind(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Return a function that puts back what the guard keeps of these parameters.
-
-    A parameter may be larger than its weight (see padding.py); what lies beyond is zero and stays zero.
-    """
+    """Return a function that puts back what the guard keeps of these parameters."""
     live = {name: parameters[name].detach() for name in guard}
-    if any(weight.is_cuda for weight in live.values()):
-        return _bind_at_once(guard, live)
     taken = [(live[name], kept) for name, kept in guard.items() if kept.taken.any()]
     pruned = [(live[name], kept) for name, kept in guard.items() if kept.off.any()]
 
@@ -42,23 +37,32 @@ def bind(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[[], None]:
     return protect
 
 
-def _bind_at_once(guard: Guard, live: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Return the same for a GPU: two kernels for all weights together, at the price of two copies of them."""
-    weights, free, value = [], [], []
-    for name, kept in guard.items():
-        if not (kept.taken | kept.off).any():
-            continue
-        within = tuple(map(slice, kept.sealed.shape))
-        weights.append(live[name])
-        free.append(torch.zeros_like(live[name]))
-        free[-1][within] = (~(kept.taken | kept.off)).to(free[-1].dtype).expand(kept.sealed.shape)
-        value.append(torch.zeros_like(live[name]))
-        value[-1][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
+class Restorer:
+    """Does the same for all weights at once, at the price of two copies of them; what it keeps may change.
+
+    A parameter may be larger than its weight (see padding.py); what lies beyond is zero and stays zero.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]):
+        self._weights = {name: value.detach() for name, value in parameters.items() if value.ndim > 1}
+        self._free = {name: torch.ones_like(weight) for name, weight in self._weights.items()}
+        self._value = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
 
     @torch.no_grad()
-    def protect() -> None:
-        if weights:
-            torch._foreach_mul_(weights, free)  # pyright: ignore[reportPrivateImportUsage]
-            torch._foreach_add_(weights, value)  # pyright: ignore[reportPrivateImportUsage]
+    def keep(self, guard: Guard) -> None:
+        """Keep from now on what this guard says."""
+        for name in self._weights:
+            self._free[name].fill_(1.0)
+            self._value[name].zero_()
+        for name, kept in guard.items():
+            within = tuple(map(slice, kept.sealed.shape))
+            self._free[name].zero_()
+            self._free[name][within] = (~(kept.taken | kept.off)).to(kept.sealed.dtype).expand(kept.sealed.shape)
+            self._value[name][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
 
-    return protect
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Put back what is kept."""
+        weights = list(self._weights.values())
+        torch._foreach_mul_(weights, list(self._free.values()))  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_add_(weights, list(self._value.values()))  # pyright: ignore[reportPrivateImportUsage]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
 from cps.data import Examples, ImageBatches, all_labels, as_images
+from cps.devices import make_fabric, precision_of, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
@@ -28,7 +29,7 @@ from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_
 from cps.settings import Adam, Steps, Training
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
-from cps.training import Epoch, fit, make_fabric, precision_of, ready
+from cps.training import Epoch, Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -104,6 +105,7 @@ class Learner:
         self.prune_images = prune_images
         self.seed = int(seed)
         self.fabric = ready(fabric or make_fabric())
+        self._trainer = Trainer(self.fabric)
         self.workers = workers
         self.watch = watch
         self.network = SharedNetwork(backbone, normalize=normalize)
@@ -121,6 +123,7 @@ class Learner:
                 features = first_look(examples, self.network)
             draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)))
             saver = self._saver(task, examples, checkpoint)
+            examples = examples.to(self.fabric.device)
             saved = saver and saver.load()
             if saved:
                 draft.restore(saved.tensors)
@@ -226,13 +229,12 @@ class Learner:
             if self.watch is not None:
                 self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
 
-        fit(
+        self._trainer.fit(
             draft.model,
             examples,
             training,
-            fabric=self.fabric,
             seed=(self.seed, index, FIT, phase),
-            prepare=self.network.pixels,
+            prepare=self.network.prepare,
             augment=self.augment,
             guard=draft.guard(),
             after_epoch=after_epoch,

@@ -17,7 +17,7 @@ from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, extracted, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.partition import Parts, named_tensors, partition
-from cps.pixels import Normalize, as_pixels
+from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
 
@@ -56,6 +56,7 @@ class SharedNetwork:
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
         self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
+        self.prepare = Prepare(normalize, next(iter(self.weights.values())).dtype)
         self.taken = full_masks(self.weights, on=False)
         for name in self.parts.shared:
             if not tensors[name].requires_grad:
@@ -99,8 +100,7 @@ class SharedNetwork:
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
-        dtype = next(iter(self.weights.values())).dtype
-        return as_pixels(images.to(self.device), self.normalize).to(dtype)
+        return self.prepare(images.to(self.device))
 
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""

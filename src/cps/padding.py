@@ -72,9 +72,11 @@ def padded(backbone: nn.Module, pixels: Tensor) -> Padded | None:
 @torch.no_grad()
 def copy_into(source: nn.Module, target: nn.Module) -> None:
     """Copy every tensor of one module into the other, as far as both reach; what is beyond stays."""
-    into = named_tensors(target)
-    for name, value in named_tensors(source).items():
-        overlap(into[name], value.shape).copy_(overlap(value, into[name].shape))
+    values, into = named_tensors(source), named_tensors(target)
+    torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
+        [overlap(into[name].detach(), value.shape) for name, value in values.items()],
+        [overlap(value.detach(), into[name].shape) for name, value in values.items()],
+    )
 
 
 def overlap(value: Tensor, shape: torch.Size) -> Tensor:

@@ -41,6 +41,18 @@ def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     return pixels if normalize is None else normalize(pixels)
 
 
+@dataclass(frozen=True)
+class Prepare:
+    """Raw images -> what the backbone sees, in the type of its weights."""
+
+    normalize: Normalize | None = None
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the pixels."""
+        return as_pixels(images, self.normalize).to(self.dtype)
+
+
 class NormalizeLayer(nn.Module):
     """The normalisation as a layer, for networks that leave the library."""
 

@@ -1,36 +1,37 @@
-"""Training: one loop for one CPU and for many GPUs, driven by lightning-fabric.
+"""Training: one loop for one CPU and for many GPUs.
 
 The order of the examples, the augmentation and dropout of an epoch depend only on the seed and the epoch,
 so a run that resumes at an epoch's end goes on as if it had never stopped.
-
-On one GPU the whole step (reading the batch, augmentation, forward, backward, optimizer, guard) is captured as
-a CUDA graph, and widths are padded to multiples of eight; see capture.py and padding.py.
 """
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from cps.augmentation import Augmentation
-from cps.capture import Captured
 from cps.data import Examples, TensorExamples
+from cps.devices import agree_on_buffers, precision_of
 from cps.draft import Classifier
+from cps.engine import Engine, is_capturable, same_bits, shape_of
 from cps.guard import Guard, bind
-from cps.padding import Padded, copy_into, padded, resized_state
+from cps.pixels import Prepare
 from cps.seeds import generator, seeded
 from cps.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+log = logging.getLogger(__name__)
+
 Seed = tuple[int, ...]
 ORDER, DRAWS, NOISE = range(3)  # what a seed is for
-CAPTURABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+LONG = 1500  # steps from which compiling them pays
 
 
 @dataclass(frozen=True)
@@ -42,181 +43,191 @@ class Epoch:
     optimizer_state: Callable[[], dict[str, Any]]
 
 
-def fit(
-    model: Classifier,
-    examples: Examples,
-    training: Training,
-    *,
-    fabric: "Fabric",
-    seed: Seed,
-    prepare: Callable[[Tensor], Tensor],
-    augment: Augmentation | None = None,
-    guard: Guard | None = None,
-    after_epoch: Callable[[Epoch], None] | None = None,
-    start: int = 0,
-    optimizer_state: dict[str, Any] | None = None,
-) -> None:
-    """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
+class Steps(Protocol):
+    """Something that takes training steps on a classifier."""
 
-    `prepare` turns raw images into pixels, after augmentation. `guard` is what must not move, by the names of
-    the backbone's parameters.
-    """
-    if start >= training.epochs:
-        return
-    loop = _Loop(model, examples.to(fabric.device), training, fabric, prepare, augment, guard or {}, optimizer_state)
-    for epoch in range(start, training.epochs):
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-            loss = loop.run(epoch, seed)
-        if not math.isfinite(loss):
-            raise FloatingPointError(
-                f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
-            )
-        if after_epoch is not None:
-            after_epoch(Epoch(epoch + 1, loss, loop.optimizer_state))
+    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
+        """Take a step at `factor` times the learning rate; `share` weighs a rank's part of the batch."""
+        ...
+
+    def finish(self) -> Tensor:
+        """Return the sum of the losses since the last call; the classifier has all that was learned."""
+        ...
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state."""
+        ...
 
 
-class _Loop:
-    """One phase of training: all that stays the same from step to step."""
+class Trainer:
+    """Trains classifiers one after the other; on a GPU it keeps the engine of one for the next."""
 
-    def __init__(
+    def __init__(self, fabric: "Fabric"):
+        self.fabric = fabric
+        self._engine: tuple[tuple[Any, ...], Engine] | None = None
+
+    def fit(
         self,
         model: Classifier,
         examples: Examples,
         training: Training,
+        *,
+        seed: Seed,
+        prepare: Prepare,
+        augment: Augmentation | None = None,
+        guard: Guard | None = None,
+        after_epoch: Callable[[Epoch], None] | None = None,
+        start: int = 0,
+        optimizer_state: dict[str, Any] | None = None,
+    ) -> None:
+        """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
+
+        `prepare` turns raw images into pixels, after augmentation. `guard` is what must not move, by the names of
+        the backbone's parameters.
+        """
+        if start >= training.epochs:
+            return
+        examples = examples.to(self.fabric.device)
+        engine = self._engine_for(model, examples, training, prepare, augment)
+        if engine is None:
+            steps: Steps = _PlainSteps(model, training, self.fabric, prepare, augment, guard or {}, optimizer_state)
+        else:
+            steps = _EngineSteps(engine, model, guard or {}, optimizer_state)
+        draws = augment.draws if augment else 0
+        for epoch in range(start, training.epochs):
+            loss = self._epoch(steps, model, examples, training, seed, epoch, draws)
+            if not math.isfinite(loss):
+                raise FloatingPointError(
+                    f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
+                )
+            if after_epoch is not None:
+                after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
+
+    def _epoch(
+        self,
+        steps: Steps,
+        model: Classifier,
+        examples: Examples,
+        training: Training,
+        seed: Seed,
+        epoch: int,
+        draws: int,
+    ) -> float:
+        """Train for an epoch; return the mean loss."""
+        model.train()
+        rank, processes, device = self.fabric.global_rank, self.fabric.world_size, self.fabric.device
+        order = list(epoch_order(len(examples), training.batch_size, generator(*seed, epoch, ORDER), processes))
+        sizes = [len(batch) for batch in order]
+        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS))
+        mine = [batch[rank::processes] for batch in order]
+        rows = uniform[torch.cat(mine)].to(device).split([len(batch) for batch in mine])
+        with seeded(device, *seed, epoch, NOISE, rank), same_bits():
+            for step, (images, labels) in enumerate(examples.batches(mine)):
+                steps.take(
+                    images.to(device, non_blocking=True),
+                    labels.to(device, non_blocking=True),
+                    rows[step],
+                    factor=training.schedule(epoch + step / len(order), training.epochs),
+                    # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
+                    share=len(images) * processes / sizes[step],
+                )
+        total = steps.finish()
+        agree_on_buffers(model, self.fabric)
+        return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
+
+    def _engine_for(
+        self, model: Classifier, examples: Examples, training: Training, prepare: Prepare, augment: Augmentation | None
+    ) -> Engine | None:
+        """Return the engine for this fit, the last one if it serves; None where there can be none."""
+        precision = precision_of(self.fabric)
+        if self.fabric.device.type != "cuda" or self.fabric.world_size > 1 or precision not in PRECISIONS:
+            return None
+        if not isinstance(examples, TensorExamples) or not is_capturable(training):
+            log.info("training steps are not captured: that takes images in memory, and SGD, Adam or AdamW")
+            return None
+        is_long = training.epochs * len(examples) >= LONG * training.batch_size
+        key = (*shape_of(model, examples.images, training), prepare, augment, is_long)
+        if self._engine is None or self._engine[0] != key:
+            self._engine = None  # its memory, before that of the next
+            some = torch.arange(training.batch_size) % len(examples)
+            images, _ = next(examples.batches([some]))
+            images = images.to(self.fabric.device)
+            with same_bits():
+                engine = Engine(
+                    model, images, training, prepare, augment, is_narrow=PRECISIONS[precision], is_long=is_long
+                )
+            self._engine = key, engine
+        return self._engine[1]
+
+
+PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether they are narrow
+
+
+class _EngineSteps:
+    """Steps of an engine."""
+
+    def __init__(self, engine: Engine, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None):
+        self.engine, self.model, self.factor = engine, model, 1.0
+        engine.begin(model, guard, optimizer_state)
+        engine.set_rate(1.0)
+
+    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
+        if factor != self.factor:
+            self.engine.set_rate(factor)
+            self.factor = factor
+        self.engine.step(images, labels, uniform)
+
+    def finish(self) -> Tensor:
+        self.engine.hand_over(self.model)
+        total = self.engine.total.clone()
+        self.engine.total.zero_()
+        return total
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return self.engine.optimizer_state(self.model)
+
+
+class _PlainSteps:
+    """Steps as PyTorch takes them, on any device and in any number of processes."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        training: Training,
         fabric: "Fabric",
-        prepare: Callable[[Tensor], Tensor],
+        prepare: Prepare,
         augment: Augmentation | None,
         guard: Guard,
         optimizer_state: dict[str, Any] | None,
     ):
-        self.model, self.examples, self.training, self.fabric = model, examples, training, fabric
-        self.prepare, self.augment = prepare, augment
-        self.twin = self._padded_twin()
-        self.live = Classifier(self.twin, model.head) if self.twin else model
-        self.optimizer = training.optimizer([p for p in self.live.parameters() if p.requires_grad])
+        self.fabric, self.prepare, self.augment = fabric, prepare, augment
+        self.optimizer = training.optimizer([p for p in model.parameters() if p.requires_grad])
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         if optimizer_state is not None:
-            self.optimizer.load_state_dict(resized_state(optimizer_state, self.live))
-        is_fused = self._fuse_optimizer()
-        inner = self.twin.inner if self.twin else model.backbone
-        self.protect = bind(guard, dict(inner.named_parameters()))
+            self.optimizer.load_state_dict(optimizer_state)
+        self.protect = bind(guard, dict(model.backbone.named_parameters()))
         self.total = torch.zeros((), device=fabric.device)
-        self.uniform = torch.zeros(len(examples), augment.draws if augment else 0, device=fabric.device)
-        self.wrapped, self.stepper = fabric.setup(self.live, self.optimizer)
-        self.captured = Captured(self._step_on) if is_fused and self._can_be_captured() else None
+        self.wrapped, self.stepper = fabric.setup(model, self.optimizer)
 
-    def run(self, epoch: int, seed: Seed) -> float:
-        """Train for an epoch; return the mean loss."""
-        rank, processes = self.fabric.global_rank, self.fabric.world_size
-        self.live.train()
-        self.total.zero_()
-        number, size = len(self.examples), self.training.batch_size
-        order = list(epoch_order(number, size, generator(*seed, epoch, ORDER), processes))
-        self.uniform.copy_(torch.rand(self.uniform.shape, generator=generator(*seed, epoch, DRAWS)))
-        mine = [batch[rank::processes].to(self.fabric.device) for batch in order]
-        with seeded(self.fabric.device, *seed, epoch, NOISE, rank):
-            if self.captured is not None:
-                for step, indices in enumerate(mine):
-                    self._set_rate(epoch + step / len(order))
-                    self.captured(indices)
-            else:
-                for step, (images, labels) in enumerate(self.examples.batches(mine)):
-                    self._set_rate(epoch + step / len(order))
-                    # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
-                    weight = len(images) * processes / len(order[step])
-                    self._step(images, labels, self.uniform[mine[step]], weight)
-        if self.twin is not None:
-            copy_into(self.twin.inner, self.model.backbone)
-        _agree_on_buffers(self.model, self.fabric)
-        return float(self.fabric.all_reduce(self.total, reduce_op="mean")) / len(order)  # pyright: ignore
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state, as it is for the unpadded classifier."""
-        return resized_state(self.optimizer.state_dict(), self.model)
-
-    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, weight: float = 1.0) -> None:
-        images, labels = images.to(self.fabric.device), labels.to(self.fabric.device)
+    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
         if self.augment is not None:
             images = self.augment(images, uniform)
-        loss = F.cross_entropy(self.wrapped(self.prepare(images)).float(), labels) * weight
+        loss = F.cross_entropy(self.wrapped(self.prepare(images)).float(), labels) * share
         self.fabric.backward(loss)
         self.stepper.step()
         self.stepper.zero_grad()
         self.protect()
         self.total += loss.detach()
 
-    def _step_on(self, indices: Tensor) -> None:
-        """Do a step on examples that are in memory, all of it on the device."""
-        assert isinstance(self.examples, TensorExamples)
-        self._step(self.examples.images[indices], self.examples.targets[indices], self.uniform[indices])
+    def finish(self) -> Tensor:
+        total = self.total.clone()
+        self.total.zero_()
+        return total
 
-    def _set_rate(self, epoch: float) -> None:
-        factor = self.training.schedule(epoch, self.training.epochs)
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * factor)
-            else:
-                group["lr"] = rate * factor
-
-    def _padded_twin(self) -> Padded | None:
-        """Return a twin of the backbone with widths that a GPU likes, if there is a GPU and such a twin."""
-        if self.fabric.device.type != "cuda":
-            return None
-        with seeded(self.fabric.device, 0):  # a data set may draw from torch's generator
-            images, _ = next(self.examples.batches([torch.arange(2)]))
-        return padded(self.model.backbone, self.prepare(images.to(self.fabric.device)))
-
-    def _fuse_optimizer(self) -> bool:
-        """Let an optimizer on a GPU work in few kernels, with a rate it reads from the GPU; say whether it does."""
-        if self.fabric.device.type != "cuda" or type(self.optimizer) not in CAPTURABLE:
-            return False
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.tensor(float(group["lr"]), device=self.fabric.device)
-            group |= {"fused": True, "foreach": False} | ({"capturable": True} if "capturable" in group else {})
-        return True
-
-    def _can_be_captured(self) -> bool:
-        """Say whether the whole step may become one CUDA graph."""
-        scales = precision_of(self.fabric) == "16-mixed"  # the loss scaler decides on the CPU
-        return isinstance(self.examples, TensorExamples) and self.fabric.world_size == 1 and not scales
-
-
-def make_fabric(
-    *,
-    accelerator: str = "auto",
-    devices: int = 1,
-    precision: Any = None,
-    nodes: int = 1,
-) -> "Fabric":
-    """Return a launched Fabric: one process, or one for each of several devices.
-
-    `precision` is bf16-mixed on a GPU and 32-true elsewhere, unless given.
-    """
-    fabric_class = _fabric_class()
-    several = devices * nodes > 1
-    gpu = accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
-    fabric = fabric_class(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        precision=precision or ("bf16-mixed" if gpu else "32-true"),
-        strategy="ddp" if several else "auto",
-    )
-    return ready(fabric)
-
-
-def ready(fabric: "Fabric") -> "Fabric":
-    """Return the fabric launched; refuse a precision that would store weights in fewer bits than they have."""
-    if precision_of(fabric) in ("bf16-true", "16-true"):
-        raise ValueError(f"precision {precision_of(fabric)} cannot hold sealed weights; use bf16-mixed or 32-true")
-    if not fabric._launched:
-        fabric.launch()
-    return fabric
-
-
-def precision_of(fabric: "Fabric") -> str:
-    """Return the name of the precision that training uses."""
-    return str(fabric.strategy.precision.precision)
+    def optimizer_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
 
 
 def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
@@ -231,22 +242,3 @@ def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processe
     for batch in batches:
         if len(batch) == batch_size or len(batch) >= 2 * processes or len(batches) == 1:
             yield batch
-
-
-def _agree_on_buffers(model: Classifier, fabric: "Fabric") -> None:
-    """Make running statistics equal on all ranks: each has seen other images since the last step."""
-    if fabric.world_size == 1:
-        return
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
-        else:
-            buffer.copy_(fabric.broadcast(buffer.clone(), src=0))
-
-
-def _fabric_class() -> type["Fabric"]:
-    try:
-        from lightning_fabric import Fabric
-    except ModuleNotFoundError:  # the `lightning` distribution has the same class in another place
-        from lightning.fabric import Fabric  # pyright: ignore[reportMissingImports]
-    return Fabric  # pyright: ignore[reportReturnType]

@@ -1,0 +1,101 @@
+"""Convolution: the layer that a GPU trains fast, with the same numbers each time.
+
+Backward, the gradients of the input and of the weight are computed side by side on two streams, and the latter by our
+own kernel where cuDNN has no fast one that always gives the same bits.
+"""
+
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+HAS_TRITON = find_spec("triton") is not None
+LARGEST = 128 * 128  # channels in times out, up to which our kernel is the faster one
+
+
+class Convolution(nn.Conv2d):
+    """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolved signal."""
+        if not (input.is_cuda and torch.is_autocast_enabled("cuda")):
+            return super().forward(input)
+        seen = input.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
+        out = _Convolve.apply(seen, self.weight, self.stride[0], self.padding[0])
+        return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
+
+
+def quicken(module: nn.Module) -> None:
+    """Turn the convolutions inside a module, where they are of the common kind, into fast ones."""
+    for layer in module.modules():
+        if type(layer) is nn.Conv2d and HAS_TRITON and _is_common(layer):
+            layer.__class__ = Convolution
+
+
+def _is_common(layer: nn.Conv2d) -> bool:
+    is_square = all(len(set(sizes)) == 1 for sizes in (layer.kernel_size, layer.stride, layer.padding))
+    is_plain = layer.groups == 1 and set(layer.dilation) == {1} and layer.padding_mode == "zeros"
+    return is_square and is_plain and not isinstance(layer.padding, str)
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        narrow = weight.to(seen.dtype)
+        ctx.save_for_backward(seen, narrow)
+        ctx.stride, ctx.padding = stride, padding
+        return torch.ops.aten.convolution(seen, narrow, None, *_arguments(stride, padding))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:  # pyright: ignore
+        seen, weight = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        needs_input = ctx.needs_input_grad[0]
+        of_input, of_weight = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
+        return of_input if needs_input else None, of_weight, None, None
+
+
+@torch.library.custom_op("cps::convolution_backward", mutates_args=())
+def convolution_backward(
+    gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, needs_input: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of a convolution's input (empty where it is not needed) and of its weight."""
+    if not needs_input:
+        return gradient.new_empty(0), _of_weight(gradient, seen, weight, stride, padding)
+    main, aside = torch.cuda.current_stream(), _stream_aside(seen.device)
+    aside.wait_stream(main)
+    with torch.cuda.stream(aside):
+        of_weight = _of_weight(gradient, seen, weight, stride, padding)
+    arguments = _arguments(stride, padding)
+    of_input = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [True, False, False])[0]
+    main.wait_stream(aside)
+    return of_input.contiguous(memory_format=torch.channels_last), of_weight
+
+
+@convolution_backward.register_fake
+def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, needs_input: bool):
+    outputs, channels, kernel, _ = weight.shape
+    of_weight = weight.new_empty(outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 3, 1, 2)
+    return torch.empty_like(seen) if needs_input else gradient.new_empty(0), of_weight
+
+
+def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    outputs, channels, kernel, _ = weight.shape
+    if outputs * channels <= LARGEST and (outputs % 64 or channels % 64):
+        from cps.kernels import weight_gradient  # Triton is there only where GPUs are
+
+        return weight_gradient(seen, gradient, kernel, stride, padding)
+    arguments = _arguments(stride, padding)
+    found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [False, True, False])[1]
+    return found.to(torch.float32, memory_format=torch.channels_last)
+
+
+def _arguments(stride: int, padding: int) -> tuple[Any, ...]:
+    return [stride, stride], [padding, padding], [1, 1], False, [0, 0], 1
+
+
+@lru_cache
+def _stream_aside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)

@@ -1,0 +1,66 @@
+"""Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def make_fabric(
+    *,
+    accelerator: str = "auto",
+    devices: int = 1,
+    precision: Any = None,
+    nodes: int = 1,
+) -> "Fabric":
+    """Return a launched Fabric: one process, or one for each of several devices.
+
+    `precision` is bf16-mixed on a GPU and 32-true elsewhere, unless given.
+    """
+    fabric_class = _fabric_class()
+    several = devices * nodes > 1
+    gpu = accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
+    fabric = fabric_class(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        precision=precision or ("bf16-mixed" if gpu else "32-true"),
+        strategy="ddp" if several else "auto",
+    )
+    return ready(fabric)
+
+
+def ready(fabric: "Fabric") -> "Fabric":
+    """Return the fabric launched; refuse a precision that would store weights in fewer bits than they have."""
+    if precision_of(fabric) in ("bf16-true", "16-true"):
+        raise ValueError(f"precision {precision_of(fabric)} cannot hold sealed weights; use bf16-mixed or 32-true")
+    if not fabric._launched:
+        fabric.launch()
+    return fabric
+
+
+def precision_of(fabric: "Fabric") -> str:
+    """Return the name of the precision that training uses."""
+    return str(fabric.strategy.precision.precision)
+
+
+def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
+    """Make running statistics equal on all ranks: each has seen other images since the last step."""
+    if fabric.world_size == 1:
+        return
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
+        else:
+            buffer.copy_(fabric.broadcast(buffer.clone(), src=0))
+
+
+def _fabric_class() -> type["Fabric"]:
+    try:
+        from lightning_fabric import Fabric
+    except ModuleNotFoundError:  # the `lightning` distribution has the same class in another place
+        from lightning.fabric import Fabric  # pyright: ignore[reportMissingImports]
+    return Fabric  # pyright: ignore[reportReturnType]

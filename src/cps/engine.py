@@ -1,0 +1,177 @@
+"""The engine: the training step at a GPU's speed.
+
+It trains a twin of the classifier: widths padded to multiples of eight, fast convolutions, channels last. The whole
+step (augmentation, forward, backward, optimizer, guard) is captured as a CUDA graph, and for long training its kernels
+are fused by torch.compile first. The twin, the graph and the compiled kernels stay for the next phase and task, which
+only copy their tensors in. Only kernels that always give the same bits are used.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cps.augmentation import Augmentation
+from cps.capture import Captured
+from cps.convolution import quicken
+from cps.draft import Classifier
+from cps.guard import Guard, Restorer
+from cps.padding import Padded, copy_into, padded, resized_state
+from cps.partition import named_tensors
+from cps.pixels import Prepare
+from cps.seeds import seeded
+from cps.settings import Training
+
+log = logging.getLogger(__name__)
+
+CAPTURABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+class Engine:
+    """A captured training step for classifiers of one shape; `begin` takes up another of them."""
+
+    def __init__(
+        self,
+        model: Classifier,
+        images: Tensor,
+        training: Training,
+        prepare: Prepare,
+        augment: Augmentation | None,
+        *,
+        is_narrow: bool,
+        is_long: bool,
+    ):
+        """Build the step; `images` are a batch to try it on. `is_narrow`: in bf16; `is_long`: worth compiling."""
+        self.prepare, self.augment, self.is_narrow = prepare, augment, is_narrow
+        self.batch_size = training.batch_size
+        self.device = next(model.parameters()).device
+        self.live = Classifier(_twin(model.backbone, prepare(images[:2])), copy.deepcopy(model.head))
+        if self.device.type == "cuda":
+            self.live.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.parameters = [parameter for parameter in self.live.parameters() if parameter.requires_grad]
+        self.optimizer = training.optimizer(self.parameters)
+        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
+        self.restore = Restorer(dict(self.inner.named_parameters()))
+        self.total = torch.zeros((), device=self.device)
+        self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
+        self._tune_optimizer(is_fused=not is_long)
+        self._try(images, compiled=is_long)
+        self.step = Captured(self._step) if self.device.type == "cuda" else self._step
+
+    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        for value in named_tensors(self.inner).values():  # what was padded among them
+            value.detach().zero_()
+        copy_into(model.backbone, self.inner)
+        copy_into(model.head, self.live.head)
+        self.restore.keep(guard)
+        for entries in self.optimizer.state.values():
+            for value in entries.values():
+                if isinstance(value, Tensor):
+                    value.zero_()
+        if optimizer_state is not None:
+            saved = resized_state(optimizer_state, self.live)["state"]
+            for index, entries in saved.items():
+                for key, value in entries.items():
+                    self.optimizer.state[self.parameters[index]][key].copy_(torch.as_tensor(value))
+        self.live.train()
+
+    def set_rate(self, factor: float) -> None:
+        """Set the learning rate to a multiple of what the settings say."""
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * factor)
+            else:
+                group["lr"] = rate * factor
+
+    def hand_over(self, model: Classifier) -> None:
+        """Copy what was learned into the classifier."""
+        copy_into(self.inner, model.backbone)
+        copy_into(self.live.head, model.head)
+
+    def optimizer_state(self, model: Classifier) -> dict[str, Any]:
+        """Return the optimizer's state, as it is for the classifier itself."""
+        return resized_state(self.optimizer.state_dict(), model)
+
+    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
+        loss_of, update = self._fast or (self._loss, self._update)
+        loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
+        loss.backward()
+        update()
+        self.optimizer.zero_grad()
+        self.total += loss.detach()
+
+    def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
+        if self.augment is not None:
+            images = self.augment(images, uniform)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
+            logits = self.live(self.prepare(images))
+        return F.cross_entropy(logits.float(), labels)
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.restore()
+
+    def _try(self, images: Tensor, *, compiled: bool) -> None:
+        """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
+        if compiled:
+            from torch._inductor import list_options
+
+            options: Any = {"deterministic": True, "combo_kernels": True}
+            known = {name: value for name, value in options.items() if name in list_options()}
+            self._fast = (
+                torch.compile(self._loss, dynamic=False, options=known),
+                torch.compile(self._update, dynamic=False, options=known),
+            )
+        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
+        uniform = torch.zeros(len(images), self.augment.draws if self.augment else 0, device=self.device)
+        try:
+            with seeded(self.device, 0):
+                self.live.train()
+                self._step(images, labels, uniform)
+        except Exception as error:  # whatever compiling a module may end in
+            if not compiled:
+                raise
+            log.warning("training goes on without torch.compile: %s", str(error).splitlines()[0])
+            self._fast = None
+            self.optimizer.zero_grad()
+            self._try(images, compiled=False)
+
+    def _tune_optimizer(self, *, is_fused: bool) -> None:
+        """Let the optimizer work in few kernels, with a rate it reads from the GPU."""
+        if self.device.type != "cuda":
+            return
+        for group in self.optimizer.param_groups:
+            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
+            group |= {"fused": is_fused, "foreach": not is_fused}
+            group |= {"capturable": True} if "capturable" in group else {}
+
+
+def is_capturable(training: Training) -> bool:
+    """Say whether the optimizer is one that reads all it needs from the GPU."""
+    return type(training.optimizer([nn.Parameter(torch.zeros(1))])) in CAPTURABLE
+
+
+def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any, ...]:
+    """Return what must be the same for two fits to share an engine."""
+    tensors = [(name, value.shape, value.requires_grad) for name, value in named_tensors(model).items()]
+    return id(model.backbone), tensors, images.shape[1:], images.dtype, training.optimizer, training.batch_size
+
+
+@contextmanager
+def same_bits() -> Iterator[None]:
+    """Use only such convolutions of cuDNN's as give the same bits each time."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        yield
+
+
+def _twin(backbone: nn.Module, pixels: Tensor) -> nn.Module:
+    twin = padded(backbone, pixels) or copy.deepcopy(backbone)
+    quicken(twin)
+    return twin
