@@ -13,6 +13,7 @@ import cps
 from conftest import ACCELERATOR, conv_net, make_task
 from cps.draft import Classifier
 from cps.engine import Engine
+from cps.flat import Flat
 from cps.guard import Kept, Restorer, bind
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
@@ -92,7 +93,9 @@ def test_guarding_all_weights_at_once_does_what_guarding_each_does():
         guard[name] = Kept(taken, torch.randn(weight.shape, generator=draws), off)
     one, other = ({name: weight.clone() for name, weight in weights.items()} for _ in range(2))
     bind(guard, one)()
-    restorer = Restorer(other)
+    flat = Flat({name: nn.Parameter(value) for name, value in other.items()})
+    other = flat.views(flat.vector.detach())
+    restorer = Restorer(flat.vector, flat.views)
     restorer.keep(
         {"a": Kept(torch.ones(1, dtype=torch.bool), torch.ones(4, 3, 3, 3), torch.zeros(1, dtype=torch.bool))}
     )
@@ -147,10 +150,9 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
         model = Classifier(backbone, copy.deepcopy(head))
         engine.begin(model, {"stem.weight": kept}, None)
         for factor in (1.0, 0.5, 0.5):
-            engine.set_rate(factor)
-            engine.step(images, labels, uniform)
-        engine.hand_over(model)
-        return copy.deepcopy(model.state_dict()), engine.optimizer_state(model)["state"]
+            engine.take(images, labels, uniform, factor=factor)
+        optimizer_state = engine.optimizer_state()["state"]
+        return copy.deepcopy(model.state_dict()), optimizer_state
 
     def by_plain_steps(head):
         backbone.load_state_dict(initial)

@@ -29,6 +29,7 @@ LAYERS = [
         "capture",
         "devices",
         "kernels",
+        "flat",
     },
     {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
     {"draft", "scenario", "subnetwork", "activity", "extraction"},

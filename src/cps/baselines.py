@@ -88,8 +88,7 @@ class Baseline:
 
             def after_epoch(epoch: Epoch, stage: int = stage) -> None:
                 if saver is not None and self.fabric.is_global_zero:
-                    last = epoch.done == self.training.epochs
-                    saver.save(state, epoch.optimizer_state, Position(stage, epoch.done), last=last)
+                    saver.save(state, epoch.optimizer_state, Position(stage, epoch.done))
                 if self.watch is not None:
                     self.watch(stage, epoch)
 

@@ -44,10 +44,10 @@ class Checkpoint:
     identity: Mapping[str, Any]
     _free_at: float = field(default=0.0, init=False)
 
-    def save(self, tensors: State, optimizer_state: State, at: Position, *, last: bool) -> None:
+    def save(self, tensors: State, optimizer_state: State, at: Position) -> None:
         """Write the state; the file holds the old one or the new one, never a mixture."""
         began = time.monotonic()
-        if began < self._free_at and not last:
+        if began < self._free_at:
             return
         state = optimizer_state()
         values = {f"value/{name}": value for name, value in tensors().items()}

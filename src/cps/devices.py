@@ -1,5 +1,7 @@
 """Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,6 +47,25 @@ def ready(fabric: "Fabric") -> "Fabric":
 def precision_of(fabric: "Fabric") -> str:
     """Return the name of the precision that training uses."""
     return str(fabric.strategy.precision.precision)
+
+
+@contextmanager
+def same_bits() -> Iterator[None]:
+    """Use only such convolutions of cuDNN's as give the same bits each time."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        yield
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Let a GPU keep all bits of a float32 number, which it does not by default."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:

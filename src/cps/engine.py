@@ -8,8 +8,7 @@ only copy their tensors in. Only kernels that always give the same bits are used
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from cps.augmentation import Augmentation
 from cps.capture import Captured
 from cps.convolution import quicken
 from cps.draft import Classifier
+from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, padded, resized_state
 from cps.partition import named_tensors
@@ -50,61 +50,80 @@ class Engine:
         self.prepare, self.augment, self.is_narrow = prepare, augment, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
+        self.model, self.factor = model, 1.0
         self.live = Classifier(_twin(model.backbone, prepare(images[:2])), copy.deepcopy(model.head))
         if self.device.type == "cuda":
             self.live.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self.parameters = [parameter for parameter in self.live.parameters() if parameter.requires_grad]
-        self.optimizer = training.optimizer(self.parameters)
-        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
-        self.restore = Restorer(dict(self.inner.named_parameters()))
+        self.flat = Flat(self._moving(images))
+        self.restore = Restorer(self.flat.vector, self._guarded)
+        self.optimizer = training.optimizer([self.flat.vector])
+        self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self._tune_optimizer(is_fused=not is_long)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        self._tune_optimizer(is_fused=not is_long)
         self._try(images, compiled=is_long)
         self.step = Captured(self._step) if self.device.type == "cuda" else self._step
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        self.model = model
+        self._set_rate(1.0)
         for value in named_tensors(self.inner).values():  # what was padded among them
             value.detach().zero_()
         copy_into(model.backbone, self.inner)
         copy_into(model.head, self.live.head)
         self.restore.keep(guard)
-        for entries in self.optimizer.state.values():
-            for value in entries.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
+        state = self.optimizer.state[self.flat.vector]
+        for value in state.values():
+            if isinstance(value, Tensor):
+                value.zero_()
         if optimizer_state is not None:
             saved = resized_state(optimizer_state, self.live)["state"]
-            for index, entries in saved.items():
-                for key, value in entries.items():
-                    self.optimizer.state[self.parameters[index]][key].copy_(torch.as_tensor(value))
+            self.flat.set_state(state, {name: saved[index] for index, name in self._places().items()})
         self.live.train()
 
-    def set_rate(self, factor: float) -> None:
-        """Set the learning rate to a multiple of what the settings say."""
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate * factor)
-            else:
-                group["lr"] = rate * factor
+    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float = 1.0) -> None:
+        """Take a step at `factor` times the learning rate."""
+        assert share == 1.0, "an engine trains in one process"
+        if factor != self.factor:
+            self._set_rate(factor)
+        self.step(images, labels, uniform)
 
-    def hand_over(self, model: Classifier) -> None:
+    def losses(self) -> Tensor:
+        """Return the sum of the losses since the last call."""
+        total = self.total.clone()
+        self.total.zero_()
+        return total
+
+    def settle(self) -> None:
         """Copy what was learned into the classifier."""
-        copy_into(self.inner, model.backbone)
-        copy_into(self.live.head, model.head)
+        copy_into(self.inner, self.model.backbone)
+        copy_into(self.live.head, self.model.head)
 
-    def optimizer_state(self, model: Classifier) -> dict[str, Any]:
-        """Return the optimizer's state, as it is for the classifier itself."""
-        return resized_state(self.optimizer.state_dict(), model)
+    def optimizer_state(self) -> dict[str, Any]:
+        """Settle, and return the optimizer's state as it is for the classifier itself."""
+        self.settle()
+        each = self.flat.state_of_each(self.optimizer.state[self.flat.vector])
+        whole = self.optimizer.state_dict()
+        groups = [{**whole["param_groups"][0], "params": list(range(len(_trainable(self.live))))}]
+        state = {index: each[name] for index, name in self._places().items()}
+        return resized_state({"state": state, "param_groups": groups}, self.model)
+
+    def _set_rate(self, factor: float) -> None:
+        self.factor = factor
+        group = self.optimizer.param_groups[0]
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(self.rate * factor)
+        else:
+            group["lr"] = self.rate * factor
 
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
         loss_of, update = self._fast or (self._loss, self._update)
         loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
         loss.backward()
+        self.flat.gather()
         update()
-        self.optimizer.zero_grad()
         self.total += loss.detach()
 
     def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
@@ -140,8 +159,28 @@ class Engine:
                 raise
             log.warning("training goes on without torch.compile: %s", str(error).splitlines()[0])
             self._fast = None
-            self.optimizer.zero_grad()
+            self._tune_optimizer(is_fused=True)
             self._try(images, compiled=False)
+
+    def _moving(self, images: Tensor) -> dict[str, nn.Parameter]:
+        """Return the parameters that a gradient reaches."""
+        uniform = torch.zeros(len(images), self.augment.draws if self.augment else 0, device=self.device)
+        with seeded(self.device, 0):
+            self.live.train()
+            self._loss(images, torch.zeros(len(images), dtype=torch.long, device=self.device), uniform).backward()
+        moving = {name: value for name, value in _trainable(self.live).items() if value.grad is not None}
+        for parameter in moving.values():
+            parameter.grad = None
+        return moving
+
+    def _places(self) -> dict[int, str]:
+        """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""
+        return {i: name for i, name in enumerate(_trainable(self.live)) if name in self.flat.parameters}
+
+    def _guarded(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the views of a vector by the names that parameters have in the backbone."""
+        prefix = "backbone.inner." if isinstance(self.live.backbone, Padded) else "backbone."
+        return {name.removeprefix(prefix): view for name, view in self.flat.views(vector).items()}
 
     def _tune_optimizer(self, *, is_fused: bool) -> None:
         """Let the optimizer work in few kernels, with a rate it reads from the GPU."""
@@ -153,9 +192,12 @@ class Engine:
             group |= {"capturable": True} if "capturable" in group else {}
 
 
-def is_capturable(training: Training) -> bool:
-    """Say whether the optimizer is one that reads all it needs from the GPU."""
-    return type(training.optimizer([nn.Parameter(torch.zeros(1))])) in CAPTURABLE
+def is_capturable(model: Classifier, training: Training) -> bool:
+    """Say whether the optimizer treats all numbers alike and reads all it needs from the GPU."""
+    parameters = _trainable(model).values()
+    optimizer = training.optimizer(parameters)
+    is_uniform = len(optimizer.param_groups) == 1 and len({parameter.dtype for parameter in parameters}) == 1
+    return is_uniform and type(optimizer) in CAPTURABLE
 
 
 def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any, ...]:
@@ -164,11 +206,8 @@ def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any
     return id(model.backbone), tensors, images.shape[1:], images.dtype, training.optimizer, training.batch_size
 
 
-@contextmanager
-def same_bits() -> Iterator[None]:
-    """Use only such convolutions of cuDNN's as give the same bits each time."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        yield
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _twin(backbone: nn.Module, pixels: Tensor) -> nn.Module:

@@ -18,6 +18,7 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.data import ClassName
+from cps.devices import full_precision
 from cps.partition import set_tensors
 from cps.pixels import Normalize
 
@@ -70,8 +71,9 @@ def extracted(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -
     baked = whole(backbone, tensors)
     try:
         small = _shrunk(fx.symbolic_trace(copy.deepcopy(baked)), pixels)
-        if torch.allclose(small(pixels), baked(pixels), rtol=1e-3, atol=1e-4):
-            return small
+        with full_precision():
+            if torch.allclose(small(pixels), baked(pixels), rtol=1e-3, atol=1e-4):
+                return small
         reason = "the small network computes something else"
     except Exception as error:  # whatever a module's forward does while it is traced
         reason = f"{type(error).__name__}: {error}"

@@ -38,31 +38,30 @@ def bind(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[[], None]:
 
 
 class Restorer:
-    """Does the same for all weights at once, at the price of two copies of them; what it keeps may change.
+    """Does the same for many weights that lie in one vector, in one operation; what it keeps may change.
 
-    A parameter may be larger than its weight (see padding.py); what lies beyond is zero and stays zero.
+    `views` are the weights in that vector. One may be larger than what is guarded of it (see padding.py); what lies
+    beyond is zero and stays zero.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]):
-        self._weights = {name: value.detach() for name, value in parameters.items() if value.ndim > 1}
-        self._free = {name: torch.ones_like(weight) for name, weight in self._weights.items()}
-        self._value = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
+    def __init__(self, vector: Tensor, views: Callable[[Tensor], Mapping[str, Tensor]]):
+        self._vector, self._views = vector.detach(), views
+        self._free, self._value = torch.ones_like(self._vector), torch.zeros_like(self._vector)
 
     @torch.no_grad()
     def keep(self, guard: Guard) -> None:
         """Keep from now on what this guard says."""
-        for name in self._weights:
-            self._free[name].fill_(1.0)
-            self._value[name].zero_()
-        for name, kept in guard.items():
+        self._free.fill_(1.0)
+        self._value.zero_()
+        free, value = self._views(self._free), self._views(self._value)
+        for name in guard.keys() & free.keys():
+            kept = guard[name]
             within = tuple(map(slice, kept.sealed.shape))
-            self._free[name].zero_()
-            self._free[name][within] = (~(kept.taken | kept.off)).to(kept.sealed.dtype).expand(kept.sealed.shape)
-            self._value[name][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
+            free[name].zero_()
+            free[name][within] = (~(kept.taken | kept.off)).to(kept.sealed.dtype).expand(kept.sealed.shape)
+            value[name][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
 
     @torch.no_grad()
     def __call__(self) -> None:
         """Put back what is kept."""
-        weights = list(self._weights.values())
-        torch._foreach_mul_(weights, list(self._free.values()))  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_add_(weights, list(self._value.values()))  # pyright: ignore[reportPrivateImportUsage]
+        self._vector.mul_(self._free).add_(self._value)

@@ -1,5 +1,6 @@
 """Intake: a task is looked at closely before anything is learned from it."""
 
+import math
 from functools import partial
 
 import torch
@@ -9,6 +10,8 @@ from cps.network import SharedNetwork
 from cps.probe import count_features
 from cps.scenario import Task
 from cps.subnetwork import local_labels
+
+LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
 def training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples:
@@ -57,3 +60,9 @@ def check_task(task: int, network: SharedNetwork) -> None:
     known = len(network.subnetworks)
     if not 0 <= task < known:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+
+
+def batch_to_look_at(network: SharedNetwork, batch_size: int) -> int:
+    """Return how many images to pass through at once without training: on a GPU more, where they are small."""
+    pixels = math.prod((network.input_shape or ())[1:])
+    return max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)

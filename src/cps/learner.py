@@ -16,7 +16,7 @@ from cps.devices import make_fabric, precision_of, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
-from cps.intake import check_shape, check_task, first_look, training_examples
+from cps.intake import batch_to_look_at, check_shape, check_task, first_look, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
 from cps.pixels import Normalize
@@ -224,8 +224,7 @@ class Learner:
 
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
-                at = Position(phase, epoch.done)
-                saver.save(draft.state, epoch.optimizer_state, at, last=epoch.done == training.epochs)
+                saver.save(draft.state, epoch.optimizer_state, Position(phase, epoch.done))
             if self.watch is not None:
                 self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
 
@@ -245,7 +244,7 @@ class Learner:
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
         """Return the pixels of some training images, drawn once for the task."""
         chosen = torch.randperm(len(examples), generator=generator(*self._key(PRUNE)))[: self.prune_images]
-        order = chosen.split(self.train.batch_size)
+        order = chosen.split(batch_to_look_at(self.network, self.train.batch_size))
         with self._seeded(PRUNE):
             return [self.network.pixels(images) for images, _ in examples.batches(order)]
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from cps.devices import full_precision
 from cps.partition import named_tensors
 
 MULTIPLE = 8
@@ -59,13 +60,14 @@ def padded(backbone: nn.Module, pixels: Tensor) -> Padded | None:
     if not pads(backbone):
         return None
     was_training = backbone.training
-    expected = backbone.eval()(pixels)
-    backbone.train(was_training)
-    try:
-        twin = Padded(backbone, expected.shape[1]).to(pixels.device)
-        agrees = torch.allclose(twin.eval()(pixels), expected, rtol=1e-3, atol=1e-4)
-    except RuntimeError:
-        return None
+    with full_precision():
+        expected = backbone.eval()(pixels)
+        backbone.train(was_training)
+        try:
+            twin = Padded(backbone, expected.shape[1]).to(pixels.device)
+            agrees = torch.allclose(twin.eval()(pixels), expected, rtol=1e-3, atol=1e-4)
+        except RuntimeError:
+            return None
     return twin if agrees else None
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from cps.augmentation import Augmentation
 from cps.data import Examples, TensorExamples
-from cps.devices import agree_on_buffers, precision_of
+from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
-from cps.engine import Engine, is_capturable, same_bits, shape_of
+from cps.engine import Engine, is_capturable, shape_of
 from cps.guard import Guard, bind
 from cps.pixels import Prepare
 from cps.seeds import generator, seeded
@@ -36,7 +36,10 @@ LONG = 1500  # steps from which compiling them pays
 
 @dataclass(frozen=True)
 class Epoch:
-    """A finished epoch: how many are done, the mean loss, and the optimizer's state."""
+    """A finished epoch: how many are done, and the mean loss.
+
+    `optimizer_state` brings the classifier up to date and returns the optimizer's state.
+    """
 
     done: int
     loss: float
@@ -46,16 +49,24 @@ class Epoch:
 class Steps(Protocol):
     """Something that takes training steps on a classifier."""
 
+    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        ...
+
     def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
         """Take a step at `factor` times the learning rate; `share` weighs a rank's part of the batch."""
         ...
 
-    def finish(self) -> Tensor:
-        """Return the sum of the losses since the last call; the classifier has all that was learned."""
+    def losses(self) -> Tensor:
+        """Return the sum of the losses since the last call."""
+        ...
+
+    def settle(self) -> None:
+        """Bring the classifier up to date with what was learned."""
         ...
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state."""
+        """Settle, and return the optimizer's state."""
         ...
 
 
@@ -65,6 +76,7 @@ class Trainer:
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
         self._engine: tuple[tuple[Any, ...], Engine] | None = None
+        self._told: set[str] = set()
 
     def fit(
         self,
@@ -89,10 +101,8 @@ class Trainer:
             return
         examples = examples.to(self.fabric.device)
         engine = self._engine_for(model, examples, training, prepare, augment)
-        if engine is None:
-            steps: Steps = _PlainSteps(model, training, self.fabric, prepare, augment, guard or {}, optimizer_state)
-        else:
-            steps = _EngineSteps(engine, model, guard or {}, optimizer_state)
+        steps: Steps = engine or _PlainSteps(model, training, self.fabric, prepare, augment)
+        steps.begin(model, guard or {}, optimizer_state)
         draws = augment.draws if augment else 0
         for epoch in range(start, training.epochs):
             loss = self._epoch(steps, model, examples, training, seed, epoch, draws)
@@ -102,6 +112,7 @@ class Trainer:
                 )
             if after_epoch is not None:
                 after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
+        steps.settle()
 
     def _epoch(
         self,
@@ -131,7 +142,7 @@ class Trainer:
                     # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
                     share=len(images) * processes / sizes[step],
                 )
-        total = steps.finish()
+        total = steps.losses()
         agree_on_buffers(model, self.fabric)
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
@@ -142,8 +153,8 @@ class Trainer:
         precision = precision_of(self.fabric)
         if self.fabric.device.type != "cuda" or self.fabric.world_size > 1 or precision not in PRECISIONS:
             return None
-        if not isinstance(examples, TensorExamples) or not is_capturable(training):
-            log.info("training steps are not captured: that takes images in memory, and SGD, Adam or AdamW")
+        if not isinstance(examples, TensorExamples) or not is_capturable(model, training):
+            self._tell_once("the training step is not captured: that takes images in memory, and SGD, Adam or AdamW")
             return None
         is_long = training.epochs * len(examples) >= LONG * training.batch_size
         key = (*shape_of(model, examples.images, training), prepare, augment, is_long)
@@ -159,32 +170,13 @@ class Trainer:
             self._engine = key, engine
         return self._engine[1]
 
+    def _tell_once(self, what: str) -> None:
+        if what not in self._told:
+            log.warning(what)
+            self._told.add(what)
+
 
 PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether they are narrow
-
-
-class _EngineSteps:
-    """Steps of an engine."""
-
-    def __init__(self, engine: Engine, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None):
-        self.engine, self.model, self.factor = engine, model, 1.0
-        engine.begin(model, guard, optimizer_state)
-        engine.set_rate(1.0)
-
-    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
-        if factor != self.factor:
-            self.engine.set_rate(factor)
-            self.factor = factor
-        self.engine.step(images, labels, uniform)
-
-    def finish(self) -> Tensor:
-        self.engine.hand_over(self.model)
-        total = self.engine.total.clone()
-        self.engine.total.zero_()
-        return total
-
-    def optimizer_state(self) -> dict[str, Any]:
-        return self.engine.optimizer_state(self.model)
 
 
 class _PlainSteps:
@@ -197,17 +189,17 @@ class _PlainSteps:
         fabric: "Fabric",
         prepare: Prepare,
         augment: Augmentation | None,
-        guard: Guard,
-        optimizer_state: dict[str, Any] | None,
     ):
         self.fabric, self.prepare, self.augment = fabric, prepare, augment
         self.optimizer = training.optimizer([p for p in model.parameters() if p.requires_grad])
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.total = torch.zeros((), device=fabric.device)
+
+    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
         self.protect = bind(guard, dict(model.backbone.named_parameters()))
-        self.total = torch.zeros((), device=fabric.device)
-        self.wrapped, self.stepper = fabric.setup(model, self.optimizer)
+        self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
 
     def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
@@ -221,10 +213,13 @@ class _PlainSteps:
         self.protect()
         self.total += loss.detach()
 
-    def finish(self) -> Tensor:
+    def losses(self) -> Tensor:
         total = self.total.clone()
         self.total.zero_()
         return total
+
+    def settle(self) -> None:
+        """Nothing is left to do: the classifier itself has moved."""
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()

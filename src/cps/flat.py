@@ -1,0 +1,89 @@
+"""Flat parameters: all that an optimizer moves as one vector, so that it takes one kernel and not hundreds.
+
+Each parameter becomes a view of the vector, at a place that GPUs can read fast from. Optimizers that treat every number
+alike (SGD, Adam, AdamW) do with the vector what they would do with each parameter.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ALIGNMENT = 4  # numbers; 16 bytes
+
+
+class Flat:
+    """Parameters of one type that lie in one vector.
+
+    `vector` has them, `vector.grad` their gradients once `gather` has taken them.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter]):
+        self.parameters = dict(parameters)
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        self._gaps = [-size % ALIGNMENT for size in sizes]
+        first = next(iter(self.parameters.values()))
+        self._zeros = first.detach().new_zeros(ALIGNMENT)
+        self.vector = nn.Parameter(first.detach().new_zeros(sum(sizes) + sum(self._gaps)))
+        self.vector.grad = torch.zeros_like(self.vector)
+        with torch.no_grad():
+            for name, view in self.views(self.vector.detach()).items():
+                view.copy_(self.parameters[name])
+                self.parameters[name].data = view
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return, for a vector like this one, what lies at the place of each parameter."""
+        views, place = {}, 0
+        for (name, parameter), gap in zip(self.parameters.items(), self._gaps, strict=True):
+            part = vector[place : place + parameter.numel()]
+            views[name] = _shaped(part, parameter)
+            place += parameter.numel() + gap
+        return views
+
+    def gather(self) -> None:
+        """Move the gradients of the parameters into that of the vector."""
+        parts = []
+        for parameter, gap in zip(self.parameters.values(), self._gaps, strict=True):
+            assert parameter.grad is not None
+            parts.append(_in_line(parameter.grad, parameter))
+            if gap:
+                parts.append(self._zeros[:gap])
+            parameter.grad = None
+        torch.cat(parts, out=self.vector.grad)
+
+    def state_of_each(self, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return an optimizer's state of the vector as that of each parameter, by its name."""
+        each: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
+        for key, value in state.items():
+            whole = isinstance(value, Tensor) and value.shape == self.vector.shape
+            views = self.views(value) if whole else {}
+            for name, entries in each.items():
+                entries[key] = views.get(name, value)
+        return each
+
+    @torch.no_grad()
+    def set_state(self, state: dict[str, Any], each: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write the state of each parameter into that of the vector, in place."""
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.shape == self.vector.shape:
+                for name, view in self.views(value).items():
+                    view.copy_(each[name][key])
+            elif isinstance(value, Tensor):
+                value.copy_(torch.as_tensor(next(iter(each.values()))[key]))
+
+
+def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a stretch of a vector in the shape of a parameter, its channels last where the parameter's are."""
+    if _is_channels_last(parameter):
+        outputs, channels, height, width = parameter.shape
+        return part.view(outputs, height, width, channels).permute(0, 3, 1, 2)
+    return part.view(parameter.shape)
+
+
+def _in_line(gradient: Tensor, parameter: Tensor) -> Tensor:
+    return (gradient.permute(0, 2, 3, 1) if _is_channels_last(parameter) else gradient).reshape(-1)
+
+
+def _is_channels_last(value: Tensor) -> bool:
+    return value.ndim == 4 and not value.is_contiguous() and value.is_contiguous(memory_format=torch.channels_last)
