@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import time
 from pathlib import Path
 
 import torch
@@ -9,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 import cps
-from benchmarks.core import growth, masked_step, memory, scoring
+from benchmarks import growth
+from benchmarks.selecting import selecting
+from benchmarks.training import masked_step, memory, scoring
 from cps.bench import describe_device, versions
 
 
@@ -20,16 +23,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks.json"))
     arguments = parser.parse_args()
     fabric = cps.make_fabric(accelerator=arguments.accelerator)
-    rows = [benchmark(fabric) for benchmark in (masked_step, scoring, memory, growth)]
-    table = Table("what", "ours", "plain PyTorch", "ratio", "at most")
+    console = Console()
+    began = time.monotonic()
+    rows = []
+    for benchmark in (masked_step, scoring, memory, selecting):
+        with console.status(f"{benchmark.__name__.replace('_', ' ')} ..."):
+            rows += benchmark(fabric)
+    with console.status("growth ..."):
+        grown = growth.growth(fabric)
+    rows += growth.rows(grown)
+    table = Table("what", "ours", "against", "ratio", "at most")
     for row in rows:
         table.add_row(row["what"], row["ours"], row["baseline"], f"{row['ratio']:.3f}", str(row["limit"] or ""))
-    console = Console()
     console.print(table)
-    results = {"device": describe_device(fabric), "versions": versions(), "results": rows}
+    results = {
+        "device": describe_device(fabric),
+        "versions": versions(),
+        "seconds": time.monotonic() - began,
+        "results": rows,
+        "growth": grown,
+    }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    console.print(f"Wrote {arguments.out} ({results['device']}, torch {torch.__version__})")
+    where = f"{results['device']}, torch {torch.__version__}, {results['seconds']:.0f} s"
+    console.print(f"Wrote {arguments.out} ({where})")
 
 
 if __name__ == "__main__":

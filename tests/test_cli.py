@@ -51,8 +51,9 @@ def test_results_have_the_promised_form(demo):
             assert [len(row) for row in entry["accuracy"]] == [5] * 5
     assert set(results["bounds"]) == {"finetuning", "joint"}
     assert [entry["task"] for entry in results["subnetworks"]] == [0, 1, 2, 3, 4]
-    assert all(entry["parameters"] < results["dense"]["parameters"] for entry in results["subnetworks"])
-    assert all(entry["operations"] < results["dense"]["operations"] for entry in results["subnetworks"])
+    for cost in ("parameters", "operations"):  # none is larger than the dense network, and some are smaller
+        costs = [entry[cost] for entry in results["subnetworks"]]
+        assert max(costs) <= results["dense"][cost] > min(costs)
     taken = [entry["taken"] for entry in results["subnetworks"]]
     assert taken == sorted(taken)
     assert sum(results["sharing"]) == pytest.approx(100)

@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "augmentation": ["Chain", "Flip", "PadCrop"],
     "backbones": ["SmallConvNet", "resnet18", "resnet32"],
+    "capacity": ["CapacityError", "CapacityWarning"],
     "checklist": ["check_pruner", "check_selector"],
     "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
@@ -19,7 +20,7 @@ _HOME = {
     "learner": ["Learner", "Progress"],
     "loading": ["load"],
     "masks": ["Masks"],
-    "network": ["CapacityError", "CapacityWarning", "Fingerprint", "SharedNetwork"],
+    "network": ["Fingerprint", "SharedNetwork"],
     "pixels": ["Normalize"],
     "plain": ["setting"],
     "prediction": ["Prediction"],
@@ -42,6 +43,7 @@ __all__ = [
 if TYPE_CHECKING:
     from cps.augmentation import Chain, Flip, PadCrop
     from cps.backbones import SmallConvNet, resnet18, resnet32
+    from cps.capacity import CapacityError, CapacityWarning
     from cps.checklist import check_pruner, check_selector
     from cps.devices import make_fabric
     from cps.evaluation import evaluate
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from cps.learner import Learner, Progress
     from cps.loading import load
     from cps.masks import Masks
-    from cps.network import CapacityError, CapacityWarning, Fingerprint, SharedNetwork
+    from cps.network import Fingerprint, SharedNetwork
     from cps.pixels import Normalize
     from cps.plain import setting
     from cps.prediction import Prediction

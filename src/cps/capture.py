@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,42 +10,45 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 
 WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chosen their kernels
+MOST_GRAPHS = 8  # of one function, each with memory of its own
 
 
 class Captured:
     """A function of tensors on a GPU that is captured once for each shape of its inputs.
 
-    The first calls for a shape run as they are, which counts as work done, not as a trial. Where capturing is
-    impossible, the function goes on running as it is, and the log says why.
+    It returns a list of tensors, or nothing. The first calls for a shape run as they are, which counts as work done,
+    not as a trial. Where capturing is impossible, the function goes on running as it is, and the log says why.
     """
 
-    def __init__(self, work: Callable[..., None]):
+    def __init__(self, work: Callable[..., list[Tensor] | None]):
         self._work = work
         self._calls: dict[tuple[torch.Size, ...], int] = {}
-        self._graphs: dict[tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]] = {}
+        self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
         self._impossible = False
 
-    def __call__(self, *inputs: Tensor) -> None:
+    def __call__(self, *inputs: Tensor) -> Any:
         """Do the work on these inputs."""
         shapes = tuple(value.shape for value in inputs)
         calls = self._calls[shapes] = self._calls.get(shapes, 0) + 1
-        if calls > WARM_CALLS and shapes not in self._graphs and not self._impossible:
+        is_due = calls > WARM_CALLS and shapes not in self._graphs and len(self._graphs) < MOST_GRAPHS
+        if is_due and not self._impossible:
             self._capture(shapes, inputs)
-        if shapes in self._graphs:
-            graph, places = self._graphs[shapes]
-            for place, value in zip(places, inputs, strict=True):
-                place.copy_(value)
-            graph.replay()
-        else:
-            self._apart(inputs)
+        if shapes not in self._graphs:
+            return self._apart(inputs)
+        graph = self._graphs[shapes]
+        for place, value in zip(graph.inputs, inputs, strict=True):
+            place.copy_(value)
+        graph.graph.replay()
+        return None if graph.outputs is None else [value.clone() for value in graph.outputs]
 
-    def _apart(self, inputs: tuple[Tensor, ...]) -> None:
+    def _apart(self, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         """Run on a stream of its own, as a capture asks of the calls before it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            self._work(*inputs)
+            outputs = self._work(*inputs)
         torch.cuda.current_stream().wait_stream(stream)
+        return None if outputs is None else [value.clone() for value in outputs]
 
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
         places = tuple(value.clone() for value in inputs)
@@ -52,10 +56,16 @@ class Captured:
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph):
-                self._work(*places)
+                outputs = self._work(*places)
         except RuntimeError as error:
             self._impossible = True
-            log.warning("training goes on without a CUDA graph: %s", str(error).splitlines()[0])
+            log.warning("work goes on without a CUDA graph: %s", str(error).splitlines()[0])
             torch.cuda.synchronize()
             return
-        self._graphs[shapes] = graph, places
+        self._graphs[shapes] = _Graph(graph, places, outputs)
+
+
+class _Graph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    outputs: list[Tensor] | None

@@ -53,7 +53,7 @@ def check_selector(selector: Selector) -> None:
         _require(torch.equal(scores, again), "the same evidence must give the same scores")
     alone = selector(evidence, statistics, torch.arange(7))
     shuffled = torch.tensor([4, 2, 6, 0, 1, 5, 3])
-    moved = Evidence(lambda t: Outputs(*(part[shuffled] for part in evidence[t])), 3)
+    moved = Evidence(lambda tasks: [Outputs(*(part[shuffled] for part in evidence[task])) for task in tasks], 3)
     same = torch.allclose(selector(moved, statistics, torch.arange(7)), alone[shuffled], atol=1e-5)
     _require(same, "the score of a group must not depend on the other groups or on its place")
     fewer = selector(evidence.until(2), statistics[:2], torch.arange(7))
@@ -87,7 +87,7 @@ def _evidence(subnetworks: list[Subnetwork], draws: torch.Generator, *, images: 
         features = torch.randn(images, 8, generator=draws)
         logits = features @ subnetwork.head["weight"].T + subnetwork.head["bias"]
         outputs.append(Outputs(features, logits))
-    return Evidence(outputs.__getitem__, len(outputs))
+    return Evidence(lambda tasks: [outputs[task] for task in tasks], len(outputs))
 
 
 def _same(first: dict[str, Tensor] | Masks, second: dict[str, Tensor] | Masks) -> bool:

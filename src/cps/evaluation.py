@@ -66,7 +66,7 @@ def _test(learner: Learner, task: Task, index: int, *, flips: bool) -> Tested:
     network = learner.network
     examples = as_examples(task.test, network.subnetworks[index].local, workers=learner.workers)
     evidence = network.evidence(ImageBatches(examples))
-    logits = evidence[index].logits
+    logits = evidence.ask(range(len(evidence)))[index].logits
     labels = all_labels(examples).to(logits.device)
     five = None
     if logits.shape[1] > 5:
@@ -105,8 +105,9 @@ def _top5(right: Sequence[Tensor | None]) -> dict[str, float]:
 def _both(first: Evidence, second: Evidence) -> Evidence:
     """Return the evidence of two views of the same images, one after the other."""
 
-    def joined(task: int) -> Outputs:
-        return Outputs(*(torch.cat(parts) for parts in zip(first[task], second[task], strict=True)))
+    def joined(tasks: Sequence[int]) -> list[Outputs]:
+        views = zip(first.ask(tasks), second.ask(tasks), strict=True)
+        return [Outputs(*(torch.cat(parts) for parts in zip(*both, strict=True))) for both in views]
 
     return Evidence(joined, len(first))
 

@@ -14,9 +14,13 @@ class Outputs(NamedTuple):
 
 
 class Evidence(Sequence[Outputs]):
-    """The outputs of every subnetwork for the same images, each computed when first asked for."""
+    """The outputs of every subnetwork for the same images, computed when first asked for.
 
-    def __init__(self, compute: Callable[[int], Outputs], tasks: int):
+    `compute` returns the outputs of the subnetworks it is given. Those of several cost less together than one by
+    one: iterate over the evidence, or `ask` first.
+    """
+
+    def __init__(self, compute: Callable[[Sequence[int]], Sequence[Outputs]], tasks: int):
         self._compute = compute
         self._tasks = tasks
         self._known: dict[int, Outputs] = {}
@@ -25,14 +29,18 @@ class Evidence(Sequence[Outputs]):
         return self._tasks
 
     def __getitem__(self, task: int) -> Outputs:  # pyright: ignore[reportIncompatibleMethodOverride]
-        index = range(self._tasks)[task]
-        if index not in self._known:
-            self._known[index] = self._compute(index)
-        return self._known[index]
+        return self.ask([range(self._tasks)[task]])[0]
 
     def __iter__(self) -> Iterator[Outputs]:
-        return (self[task] for task in range(self._tasks))
+        return iter(self.ask(range(self._tasks)))
+
+    def ask(self, tasks: Sequence[int]) -> list[Outputs]:
+        """Return the outputs of several subnetworks."""
+        missing = [task for task in tasks if task not in self._known]
+        if missing:
+            self._known.update(zip(missing, self._compute(missing), strict=True))
+        return [self._known[task] for task in tasks]
 
     def until(self, tasks: int) -> "Evidence":
         """Return the evidence as it was when only the first `tasks` tasks were learned."""
-        return Evidence(self.__getitem__, tasks)
+        return Evidence(self.ask, tasks)

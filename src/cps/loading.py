@@ -46,7 +46,7 @@ def _check_statistics(learner: Learner, selector: Selector, path: str | Path) ->
         weight, bias = learner.network.subnetworks[task].head.values()
         return Outputs(weight.new_zeros(2, weight.shape[1]), bias.expand(2, -1))
 
-    evidence = Evidence(blank, len(learner.network.subnetworks))
+    evidence = Evidence(lambda tasks: [blank(task) for task in tasks], len(learner.network.subnetworks))
     groups = torch.arange(2, device=learner.network.device)
     try:
         if len(evidence):

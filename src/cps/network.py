@@ -1,8 +1,7 @@
 """The shared network and its subnetworks."""
 
 import copy
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -11,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cps.capacity import check_capacity
+from cps.crowd import Crowd, member
 from cps.data import ClassName
 from cps.draft import Draft
 from cps.evidence import Evidence, Outputs
@@ -21,16 +22,7 @@ from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
 
-FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
-SHORT_SHARE = 0.1  # ... and worth a warning when such layers hold this share of all weights
-
-
-class CapacityError(RuntimeError):
-    """Nothing is left that a new task could learn with."""
-
-
-class CapacityWarning(UserWarning):
-    """Some layers have hardly any free weights left."""
+CROWDS = 4  # of small networks that are kept ready
 
 
 class Fingerprint(NamedTuple):
@@ -64,6 +56,7 @@ class SharedNetwork:
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
         self._small: dict[int, nn.Module | None] = {}
+        self._crowds: dict[tuple[int, ...], Crowd] = {}
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +65,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self._small.clear()
+        self._forget_small_networks()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device, memory_format=layout)  # pyright: ignore[reportCallIssue]
         self.weights = {
@@ -95,8 +88,12 @@ class SharedNetwork:
             yield
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
-            self._small.clear()
+            self._forget_small_networks()
             raise
+
+    def _forget_small_networks(self) -> None:
+        self._small.clear()
+        self._crowds.clear()
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
@@ -104,7 +101,9 @@ class SharedNetwork:
 
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
-        self._check_capacity()
+        if self.subnetworks and not self._is_frozen():
+            learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
+            check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns)
         head = nn.Linear(features, len(classes), device="meta").to_empty(device="cpu")  # draws nothing itself
         with torch.no_grad():
             for parameter in head.parameters():
@@ -146,17 +145,23 @@ class SharedNetwork:
         return {**masked, **{name: value.clone() for name, value in subnetwork.private.items()}}
 
     @torch.no_grad()
-    def outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
-        """Return what one subnetwork says about batches of images, by its small network where it has one."""
-        small = self._small_network(task)
-        return self._outputs(small, batches, task) if small else self.whole_outputs(batches, task)
+    def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
+        """Return what some subnetworks say about batches of images: those with small networks all at once."""
+        small = tuple(task for task in tasks if self._small_network(task) is not None)
+        found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
+        if small:
+            crowd = self._crowd(small)
+            features = [crowd(self.pixels(batch)) for batch in batches]
+            found |= {task: self._with_logits(task, own) for task, *own in zip(small, *features, strict=True)}
+        return [found[task] for task in tasks]
 
     @torch.no_grad()
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
         self.backbone.eval()
         tensors = self.tensors_of(task)
-        return self._outputs(lambda pixels: functional_call(self.backbone, tensors, (pixels,)), batches, task)
+        run = [functional_call(self.backbone, tensors, (self.pixels(batch),)) for batch in batches]
+        return self._with_logits(task, run)
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
@@ -165,10 +170,18 @@ class SharedNetwork:
         backbone = small or whole(self.backbone, self.tensors_of(task))
         return Standalone(backbone, subnetwork.head, subnetwork.classes, self.normalize)
 
-    def _outputs(self, run: Callable[[Tensor], Tensor], batches: Iterable[Tensor], task: int) -> Outputs:
+    def _with_logits(self, task: int, batches: Sequence[Tensor]) -> Outputs:
         head = self.subnetworks[task].head
-        features = torch.cat([run(self.pixels(batch)).float() for batch in batches])
+        features = torch.cat([features.float() for features in batches])
         return Outputs(features, F.linear(features, head["weight"], head["bias"]))
+
+    def _crowd(self, tasks: tuple[int, ...]) -> Crowd:
+        """Return the small networks of these tasks as a crowd; the last few are kept."""
+        if tasks not in self._crowds:
+            if len(self._crowds) == CROWDS:
+                del self._crowds[next(iter(self._crowds))]
+            self._crowds[tasks] = Crowd([self._small[task] for task in tasks])  # pyright: ignore[reportArgumentType]
+        return self._crowds[tasks]
 
     def _small_network(self, task: int) -> nn.Module | None:
         """Return the task's small network, made when first asked for, if it is less than half as large."""
@@ -176,7 +189,7 @@ class SharedNetwork:
             small = extracted(self.backbone, self.tensors_of(task), self._two_images())
             total = sum(parameter.numel() for parameter in self.backbone.parameters())
             pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
-            self._small[task] = small if pays else None
+            self._small[task] = member(small, self._two_images()) if small is not None and pays else None
         return self._small[task]
 
     def _two_images(self) -> Tensor:
@@ -184,8 +197,8 @@ class SharedNetwork:
         return self.pixels(torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)))
 
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
-        """Return the outputs of every subnetwork for batches of images, which are read once for each."""
-        return Evidence(lambda task: self.outputs(batches, task), len(self.subnetworks))
+        """Return the outputs of every subnetwork for batches of images; those asked together read them once."""
+        return Evidence(lambda tasks: self.outputs(batches, tasks), len(self.subnetworks))
 
     def statistics(self, selector: str) -> list[dict[str, Tensor]]:
         """Return what the selector of that name keeps about each task."""
@@ -215,27 +228,6 @@ class SharedNetwork:
     def _is_frozen(self) -> bool:
         """Say whether the user froze the whole backbone, so that only heads are to be learned."""
         return not any(parameter.requires_grad for parameter in self.backbone.parameters())
-
-    def _check_capacity(self) -> None:
-        """Warn when layers have hardly any free weights; raise when a task could learn nothing at all."""
-        free, index = self.free(), len(self.subnetworks)
-        learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
-        if index and max(free.values()) == 0 and not learns and not self._is_frozen():
-            raise CapacityError(
-                f"task {index} found no free weights (100% taken by {index} subnetworks) and the backbone has "
-                "nothing else to learn; use a wider backbone or a smaller alpha"
-            )
-        short = sorted((share, name) for name, share in free.items() if share < FREE_SHARE)
-        total = sum(weight.numel() for weight in self.weights.values())
-        if not index or sum(self.weights[name].numel() for _, name in short) < SHORT_SHARE * total:
-            return
-        figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
-        warnings.warn(
-            f"task {index}: {len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights "
-            f"({figures}); there it can only reuse sealed weights; use a wider backbone or a smaller alpha",
-            CapacityWarning,
-            stacklevel=5,
-        )
 
 
 def _own_memory(backbone: nn.Module) -> None:

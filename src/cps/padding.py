@@ -19,9 +19,9 @@ MULTIPLE = 8
 class Padded(nn.Module):
     """A widened copy of a backbone that returns the backbone's features."""
 
-    def __init__(self, backbone: nn.Module, features: int):
+    def __init__(self, backbone: nn.Module, features: int, least: int):
         super().__init__()
-        self.inner = widened(backbone)
+        self.inner = widened(backbone, least)
         self.features = features
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -29,42 +29,45 @@ class Padded(nn.Module):
         return self.inner(pixels)[:, : self.features]
 
 
-def widened(backbone: nn.Module) -> nn.Module:
+def widened(backbone: nn.Module, least: int) -> nn.Module:
     """Return a copy with every convolution and batch norm layer padded with zeros to a multiple of eight."""
     twin = copy.deepcopy(backbone)
     for module in twin.modules():
         if isinstance(module, nn.Conv2d):
-            module.in_channels, module.out_channels = _wide(module.in_channels), _wide(module.out_channels)
+            module.in_channels, module.out_channels = wide(module.in_channels, least), wide(module.out_channels, least)
             _pad(module, "weight", (module.out_channels, module.in_channels))
             _pad(module, "bias", (module.out_channels,))
         elif isinstance(module, nn.BatchNorm2d):
-            module.num_features = _wide(module.num_features)
+            module.num_features = wide(module.num_features, least)
             for name in ("weight", "bias", "running_mean", "running_var"):
                 _pad(module, name, (module.num_features,))
     return twin
 
 
-def pads(backbone: nn.Module) -> bool:
+def pads(backbone: nn.Module, least: int) -> bool:
     """Say whether the backbone has awkward widths, and only layers that can be padded."""
     layers = [module for module in backbone.modules() if next(module.parameters(recurse=False), None) is not None]
     paddable = all(
         isinstance(layer, nn.BatchNorm2d) or (isinstance(layer, nn.Conv2d) and layer.groups == 1) for layer in layers
     )
     widths = [layer.out_channels for layer in layers if isinstance(layer, nn.Conv2d)]
-    return paddable and any(width != _wide(width) for width in widths)
+    return paddable and any(width != wide(width, least) for width in widths)
 
 
 @torch.no_grad()
-def padded(backbone: nn.Module, pixels: Tensor) -> Padded | None:
-    """Return the padded twin of a backbone, or None where it has none or would compute something else."""
-    if not pads(backbone):
+def padded(backbone: nn.Module, pixels: Tensor, *, least: int = 2 * MULTIPLE) -> Padded | None:
+    """Return the padded twin of a backbone, or None where it has none or would compute something else.
+
+    Fewer than `least` channels, as images have, are not padded.
+    """
+    if not pads(backbone, least):
         return None
     was_training = backbone.training
     with full_precision():
         expected = backbone.eval()(pixels)
         backbone.train(was_training)
         try:
-            twin = Padded(backbone, expected.shape[1]).to(pixels.device)
+            twin = Padded(backbone, expected.shape[1], least).to(pixels.device)
             agrees = torch.allclose(twin.eval()(pixels), expected, rtol=1e-3, atol=1e-4)
         except RuntimeError:
             return None
@@ -104,9 +107,9 @@ def resized_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     return {**state, "state": fitting}
 
 
-def _wide(channels: int) -> int:
-    """Return the padded number of channels; few, as those of images, stay."""
-    return channels if channels < 2 * MULTIPLE else -(-channels // MULTIPLE) * MULTIPLE
+def wide(channels: int, least: int) -> int:
+    """Return the padded number of channels."""
+    return channels if channels < least else -(-channels // MULTIPLE) * MULTIPLE
 
 
 def _pad(module: nn.Module, name: str, sizes: tuple[int, ...]) -> None:

@@ -1,0 +1,175 @@
+"""How costs grow: with tasks (2 to 50), classes, layers, image size and batch."""
+
+import math
+import resource
+import statistics
+import tempfile
+import time
+import warnings
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import cps
+from benchmarks.timing import compare
+from benchmarks.training import half_taken_draft, masked_step_of, plain_step
+from cps.backbones import ResNet
+from cps.cost import seconds_of
+from cps.draft import Classifier
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+TASKS = 50
+LOOK_AT = (2, 5, 10, 20, 35, 50)  # numbers of tasks at which prediction is timed
+SETTLED = 5  # tasks after which nothing is new: kernels are chosen, memory is there
+
+
+def growth(fabric: "Fabric") -> dict[str, Any]:
+    """Return, for each axis, what is on it and what was measured there."""
+    return {"tasks": _by_tasks(fabric), "step": _by_size(fabric)}
+
+
+def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the growth as lines of the table."""
+    tasks, step = measured["tasks"], measured["step"]
+    late, early = statistics.median(tasks["seconds"][40:]), statistics.median(tasks["seconds"][SETTLED:15])
+    found = [
+        _line("learning tasks 41-50, against tasks 6-15", f"{late:.3f} s", f"{early:.3f} s", late / early),
+        _flat("file size, tasks 41-50 against 6-15, bytes a task", tasks["file_bytes"]),
+        _line(
+            "memory at its peak, 50 tasks against 10",
+            f"{tasks['peak_mib'][-1]:.0f} MiB",
+            f"{tasks['peak_mib'][9]:.0f} MiB",
+            tasks["peak_mib"][-1] / tasks["peak_mib"][9],
+        ),
+    ]
+    ten, fifty = (tasks["predict"][str(number)] for number in (10, 50))
+    found.append(
+        _line(
+            "prediction, 50 tasks against 10 (linear: 5)", f"{1e3 * fifty:.1f} ms", f"{1e3 * ten:.1f} ms", fifty / ten
+        )
+    )
+    for axis, points in step.items():
+        ratios = [point["ratio"] for point in points]
+        sizes = f"{points[0]['at']} to {points[-1]['at']}"
+        texts = f"{1e3 * points[-1]['ours']:.1f} ms", f"{1e3 * points[-1]['dense']:.1f} ms"
+        found.append(_line(f"masked step against dense, {axis} {sizes}: the largest ratio", *texts, max(ratios)))
+    return found
+
+
+def picture(measured: dict[str, Any]) -> Figure:
+    """Draw how costs grow."""
+    tasks, step = measured["tasks"], measured["step"]
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6), constrained_layout=True)
+    numbers = range(1, len(tasks["seconds"]) + 1)
+    _panel(axes[0, 0], numbers, tasks["seconds"], "seconds to learn a task", "task")
+    _panel(
+        axes[0, 1],
+        list(numbers)[1:],
+        [b / 1024 for b in _steps(tasks["file_bytes"])],
+        "KiB of file that a task adds",
+        "task",
+    )
+    _panel(axes[0, 2], numbers, tasks["peak_mib"], "memory at its peak, MiB", "task")
+    at = [int(number) for number in tasks["predict"]]
+    axes[1, 0].plot(at, [1e3 * s for s in tasks["predict"].values()], marker="o", label="measured")
+    per_task = next(iter(tasks["predict"].values())) / at[0]
+    axes[1, 0].plot(at, [1e3 * per_task * number for number in at], linestyle=":", label="linear, from the first")
+    axes[1, 0].legend()
+    axes[1, 0].set(title="ms to predict 256 images", xlabel="tasks learned", ylim=(0, None))
+    for axis, points in step.items():
+        axes[1, 1].plot(range(len(points)), [point["ratio"] for point in points], marker="o", label=axis)
+    axes[1, 1].axhline(1.0, color="grey", linewidth=0.8)
+    axes[1, 1].set(title="masked step / dense step", xlabel="small to large", ylim=(0, 1.5), xticks=[])
+    axes[1, 1].legend()
+    for axis, points in step.items():
+        sizes = [point["at"] / points[0]["at"] for point in points]
+        axes[1, 2].plot(sizes, [point["ours"] / points[0]["ours"] for point in points], marker="o", label=axis)
+    axes[1, 2].set(
+        title="masked step, times the smallest", xlabel="size, times the smallest", xscale="log", yscale="log"
+    )
+    axes[1, 2].legend()
+    return figure
+
+
+def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
+    """Learn fifty tasks of two classes; note time, file size, memory, and the time of a prediction."""
+    torch.manual_seed(0)
+    training = cps.Training(4, cps.Adam(1e-3), batch_size=64)
+    learner = cps.Learner(
+        cps.SmallConvNet(3, (64, 128, 128)), rounds=1, train=training, retrain=training, fabric=fabric,
+        pruner=cps.NNrelief(0.6), selectors=[cps.MaxOutput()],
+    )  # fmt: skip
+    warnings.simplefilter("ignore", cps.CapacityWarning)
+    seconds, sizes, peaks, predict = [], [], [], {}
+    images = torch.rand(256, 3, 16, 16)
+    with tempfile.TemporaryDirectory() as folder:
+        for index in range(TASKS):
+            data = torch.rand(256, 3, 16, 16) + 0.05 * index, [2 * index + number % 2 for number in range(256)]
+            task = cps.Task([2 * index, 2 * index + 1], train=data)
+            if fabric.device.type == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            began = time.perf_counter()
+            learner.learn(task)
+            seconds.append(time.perf_counter() - began)
+            peaks.append(_peak_mib(fabric.device))
+            learner.save(Path(folder) / "model.cps")
+            sizes.append((Path(folder) / "model.cps").stat().st_size)
+            if index + 1 in LOOK_AT:
+                times = [seconds_of(lambda: learner.predict(images), fabric.device) for _ in range(8)]
+                predict[str(index + 1)] = statistics.median(times[5:])
+    return {"seconds": seconds, "file_bytes": sizes, "peak_mib": peaks, "predict": predict}
+
+
+def _by_size(fabric: "Fabric") -> dict[str, list[dict[str, float]]]:
+    """Compare masked and dense steps along each axis, with all else as it is in the middle."""
+    middle = {"classes": 10, "layers": 2, "image size": 16, "batch": 64}
+    along = {"classes": (2, 10, 100, 1000), "layers": (1, 2, 4), "image size": (8, 16, 32, 64), "batch": (16, 64, 256)}
+    return {axis: [_point(axis, size, middle, fabric.device) for size in sizes] for axis, sizes in along.items()}
+
+
+def _point(axis: str, size: int, middle: dict[str, int], device: torch.device) -> dict[str, float]:
+    at = {**middle, axis: size}
+
+    def backbone() -> nn.Module:
+        return ResNet(3, (16, 32), at["layers"], shortcuts="convolution", last_relu=True, fan="fan_in").to(device)
+
+    images = torch.randn(at["batch"], 3, at["image size"], at["image size"], device=device)
+    labels = torch.randint(0, at["classes"], (at["batch"],), device=device)
+    dense = plain_step(Classifier(backbone(), nn.Linear(32, at["classes"])).to(device), images, labels)
+    masked = masked_step_of(half_taken_draft(backbone(), 32, device, at["classes"]), images, labels)
+    ours, plain, ratio = compare(masked, dense, device, pairs=7)
+    layers = 2 + 4 * size if axis == "layers" else size
+    return {"at": layers, "ours": ours, "dense": plain, "ratio": ratio}
+
+
+def _peak_mib(device: torch.device) -> float:
+    """Return the most memory used so far on a CPU, or since the last reset on a GPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def _steps(values: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(values)]
+
+
+def _flat(what: str, values: list[float]) -> dict[str, Any]:
+    added = _steps(values)
+    late, early = math.fsum(added[40:]) / len(added[40:]), math.fsum(added[SETTLED:15]) / len(added[SETTLED:15])
+    return _line(what, f"{late / 1024:.1f} KiB", f"{early / 1024:.1f} KiB", late / early)
+
+
+def _line(what: str, ours: str, baseline: str, ratio: float) -> dict[str, Any]:
+    return {"what": what, "ours": ours, "baseline": baseline, "ratio": ratio, "limit": None}
+
+
+def _panel(axis: Any, numbers: Any, values: list[float], title: str, label: str) -> None:
+    axis.plot(numbers, values)
+    axis.set(title=title, xlabel=label, ylim=(0, None))

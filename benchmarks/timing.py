@@ -1,0 +1,27 @@
+"""Times as ratios: ours and plain PyTorch's in turns, since these machines are never quiet."""
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cps.cost import seconds_of
+
+
+def compare(
+    ours: Callable[[], object], baseline: Callable[[], object], device: torch.device, *, pairs: int
+) -> tuple[float, float, float]:
+    """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up."""
+    for _ in range(2 if device.type == "cpu" else 5):
+        ours()
+        baseline()
+    times = [(seconds_of(ours, device), seconds_of(baseline, device)) for _ in range(pairs)]
+    first, second = zip(*times, strict=True)
+    return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
+
+
+def row(what: str, ours: float, baseline: float, ratio: float, limit: float | None) -> dict[str, Any]:
+    """Return one line of the table; `limit` is what the ratio should stay below."""
+    texts = {"ours": f"{1000 * ours:.2f} ms", "baseline": f"{1000 * baseline:.2f} ms"}
+    return {"what": what, **texts, "ratio": ratio, "limit": limit}

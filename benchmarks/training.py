@@ -1,0 +1,207 @@
+"""What learning costs: the step that protects taken weights, scoring, memory."""
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import cps
+from benchmarks.timing import compare, row
+from cps.data import TensorExamples
+from cps.devices import same_bits
+from cps.draft import Classifier, Draft
+from cps.engine import Engine
+from cps.guard import bind
+from cps.masks import full_masks
+from cps.network import SharedNetwork
+from cps.pixels import Normalize, Prepare
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+Rows = list[dict[str, Any]]
+PAPER = (21, 42, 85, 170)  # the widths of the paper's ResNet-18(1/3)
+ROUND = (24, 48, 88, 176)  # the same in multiples of eight
+FULL = (64, 128, 256, 512)
+BATCH = 128
+
+
+def masked_step(fabric: "Fabric") -> Rows:
+    """Compare a training step that protects taken weights with the same step of a plain module."""
+    if fabric.device.type == "cuda":
+        return _engine_steps(fabric)
+    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
+    dense = plain_step(Classifier(cps.resnet18(3, PAPER), nn.Linear(PAPER[-1], 10)), images, labels)
+    masked = masked_step_of(half_taken_draft(cps.resnet18(3, PAPER), PAPER[-1], fabric.device), images, labels)
+    what = "training step, ResNet-18(1/3), batch 128, half of the weights taken"
+    return [row(what, *compare(masked, dense, fabric.device, pairs=8), 1.1)]
+
+
+def _engine_steps(fabric: "Fabric") -> Rows:
+    """Compare the engine with plain PyTorch in bf16, with itself without a guard, and with rounder widths."""
+    device = fabric.device
+    plain = {widths: _plain_bf16_step(widths, device) for widths in (PAPER, FULL)}
+    ours = {widths: _engine_step(widths, device) for widths in (PAPER, ROUND, FULL)}
+    compiled = {widths: _engine_step(widths, device, is_long=True) for widths in (PAPER, FULL)}
+    unguarded = _engine_step(PAPER, device, is_guarded=False)
+
+    def line(what: str, first: Callable[[], object], second: Callable[[], object], limit: float | None = None):
+        return row(what, *compare(first, second, device, pairs=100), limit)
+
+    return [
+        line("step, ResNet-18(1/3), captured, against plain PyTorch in bf16", ours[PAPER], plain[PAPER]),
+        line("step, ResNet-18(1/3), compiled, against plain PyTorch in bf16", compiled[PAPER], plain[PAPER]),
+        line("step, ResNet-18, captured, against plain PyTorch in bf16", ours[FULL], plain[FULL]),
+        line("step, ResNet-18, compiled, against plain PyTorch in bf16", compiled[FULL], plain[FULL]),
+        line("step, ResNet-18(1/3), against the same without a guard", ours[PAPER], unguarded, 1.05),
+        line("step, widths 21/42/85/170, against 24/48/88/176", ours[PAPER], ours[ROUND], 1.05),
+    ]
+
+
+def scoring(fabric: "Fabric") -> Rows:
+    """Compare scoring and pruning a whole network with one epoch over the same images."""
+    images = torch.randn(1024, 3, 32, 32, device=fabric.device)
+    backbone = cps.resnet18(3, PAPER).to(fabric.device)
+    masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
+    labels = torch.randint(0, 10, (BATCH,), device=fabric.device)
+    step = plain_step(Classifier(backbone, nn.Linear(PAPER[-1], 10)).to(fabric.device), images[:BATCH], labels)
+    pruner, batches = cps.NNrelief(), list(images.split(BATCH if fabric.device.type == "cpu" else 1024))
+
+    def epoch() -> None:
+        for _ in range(1024 // BATCH):
+            step()
+
+    times = compare(lambda: pruner(backbone, masks, batches), epoch, fabric.device, pairs=2)
+    return [row("NNrelief on 1,024 images, against one epoch over them", *times, None)]
+
+
+def memory(fabric: "Fabric") -> Rows:
+    """Compare the peak memory of learning a second task with that of training a plain module."""
+    megabytes = {kind: _peak_memory(kind, fabric.device) for kind in ("masked", "dense")}
+    ratio = megabytes["masked"] / megabytes["dense"]
+    texts = {"ours": f"{megabytes['masked']:.0f} MiB", "baseline": f"{megabytes['dense']:.0f} MiB"}
+    return [{"what": "peak memory of training, ResNet-18, batch 128", **texts, "ratio": ratio, "limit": 1.2}]
+
+
+def plain_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """Return a training step as anybody would write it."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4)
+    model.train()
+
+    def step() -> None:
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def masked_step_of(draft: Draft, images: Tensor, labels: Tensor) -> Callable[[], None]:
+    """Return the same for a draft, with its guard."""
+    plain = plain_step(draft.model, images, labels)
+    protect = bind(draft.guard(), dict(draft.model.backbone.named_parameters()))
+
+    def step() -> None:
+        plain()
+        protect()
+
+    return step
+
+
+def half_taken_draft(backbone: nn.Module, features: int, device: torch.device, classes: int = 10) -> Draft:
+    """Return the draft of a second task where the first has taken half, and half is pruned already."""
+    network = SharedNetwork(backbone)
+    network.to(device)
+    draws = torch.Generator().manual_seed(0)
+    for name, mask in network.taken.items():
+        network.taken[name] = (torch.rand(mask.shape, generator=draws) < 0.5).to(device)
+    draft = network.grow(list(range(classes)), features, draws)
+    draft.keep_warm()
+    draft.narrow({n: (torch.rand(m.shape, generator=draws) < 0.5).to(device) for n, m in draft.masks.items()})
+    return draft
+
+
+def _plain_bf16_step(widths: tuple[int, ...], device: torch.device) -> Callable[[], None]:
+    """Return the step that a careful user of PyTorch writes: bf16, channels last, a fused optimizer."""
+    model = Classifier(cps.resnet18(3, widths), nn.Linear(widths[-1], 10)).to(device)
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4, fused=True)
+    examples = _examples(device)
+    augment, prepare = _augmentation()
+    order = torch.arange(BATCH, device=device)
+    uniform = torch.rand(BATCH, augment.draws, device=device)
+
+    def step() -> None:
+        pixels = prepare(augment(examples.images[order], uniform))
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(pixels), examples.targets[order])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _engine_step(
+    widths: tuple[int, ...], device: torch.device, *, is_guarded: bool = True, is_long: bool = False
+) -> Callable[[], None]:
+    draft = half_taken_draft(cps.resnet18(3, widths), widths[-1], device)
+    examples = _examples(device)
+    augment, prepare = _augmentation()
+    kind = Engine if is_guarded else _Unguarded
+    order, uniform = torch.arange(BATCH, device=device), torch.rand(BATCH, augment.draws, device=device)
+    with same_bits():
+        training = cps.Training(1, cps.Adam())
+        engine = kind(draft.model, examples.images[order], training, prepare, augment, is_narrow=True, is_long=is_long)
+        engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
+
+    def step() -> None:
+        with same_bits():
+            engine.take(examples.images[order], examples.targets[order], uniform, factor=1.0)
+
+    return step
+
+
+class _Unguarded(Engine):
+    def _update(self) -> None:
+        self.optimizer.step()
+
+
+def _examples(device: torch.device) -> TensorExamples:
+    images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, device=device)
+    return TensorExamples(images, torch.randint(0, 10, (5000,), device=device))
+
+
+def _augmentation() -> tuple[cps.Chain, Prepare]:
+    return cps.Chain((cps.PadCrop(4), cps.Flip())), Prepare(Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
+
+
+def _peak_memory(kind: str, device: torch.device) -> float:
+    """Return the MiB that training allocates at its peak, the network included."""
+
+    def train() -> None:
+        images = torch.randn(BATCH, 3, 32, 32, device=device)
+        labels = torch.randint(0, 10, (BATCH,), device=device)
+        if kind == "masked":
+            step = masked_step_of(half_taken_draft(cps.resnet18(3, FULL), 512, device), images, labels)
+        else:
+            step = plain_step(Classifier(cps.resnet18(3, FULL), nn.Linear(512, 10)).to(device), images, labels)
+        for _ in range(2):
+            step()
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        train()
+        return (torch.cuda.max_memory_allocated(device) - before) / 2**20
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        train()
+    events: Any = trace.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
+    changes = [event for event in events if event.name() == "[memory]"]
+    changes.sort(key=lambda event: event.start_ns())
+    return max(accumulate(event.nbytes() for event in changes)) / 2**20
