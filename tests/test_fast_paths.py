@@ -129,27 +129,36 @@ print("agrees")
     assert run.stdout == "agrees\n", run.stderr
 
 
-def engine_of(model, training, augment=None):
-    images = torch.randn(training.batch_size, 3, 8, 8).double()
-    return Engine(model, images, training, Prepare(dtype=torch.float64), augment, is_narrow=False, is_long=False)
+OPTIMIZERS = [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)]
+WAYS = [(optimizer, False) for optimizer in OPTIMIZERS] + [
+    pytest.param(optimizer, True, marks=needs_gpu) for optimizer in OPTIMIZERS[:2]
+]
 
 
-@pytest.mark.parametrize("optimizer", [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=str)
-def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(optimizer):
+@pytest.mark.parametrize(("optimizer", "compiled"), WAYS)
+def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(optimizer, compiled):
+    """On a GPU the later steps replay a graph."""
     torch.manual_seed(0)
+    device = torch.device(ACCELERATOR)
     training = cps.Training(1, optimizer, batch_size=8)
-    images, labels, uniform = torch.randn(8, 3, 8, 8).double(), torch.arange(8) % 2, torch.rand(8, 1)
-    backbone = awkward().double()
+    images, labels = torch.randn(8, 3, 8, 8, device=device).double(), torch.arange(8, device=device) % 2
+    uniform = torch.rand(8, 1).to(device)
+    backbone = awkward().double().to(device)
     initial = copy.deepcopy(backbone.state_dict())
-    kept = Kept(torch.rand(18, 3, 1, 1) < 0.5, initial["stem.weight"].clone(), torch.rand(18, 3, 1, 1) < 0.3)
-    heads = [nn.Linear(30, 2).double() for _ in range(2)]
-    engine = engine_of(Classifier(backbone, heads[0]), training, cps.Flip())
+    taken, off = ((torch.rand(18, 3, 1, 1) < share).to(device) for share in (0.5, 0.3))
+    guard = {"stem.weight": Kept(taken, initial["stem.weight"].clone(), off)}
+    heads = [nn.Linear(30, 2).double().to(device) for _ in range(2)]
+    prepare = Prepare(dtype=torch.float64)
+    first = Classifier(backbone, heads[0])
+    engine = Engine(first, images, training, prepare, cps.Flip(), is_narrow=False, is_long=compiled)
+    assert (engine._fast is not None) == compiled
+    factors = (1.0, 0.5, 0.5, 0.1, 0.1, 0.1)
 
     def by_engine(head):
         backbone.load_state_dict(initial)
         model = Classifier(backbone, copy.deepcopy(head))
-        engine.begin(model, {"stem.weight": kept}, None)
-        for factor in (1.0, 0.5, 0.5):
+        engine.begin(model, guard, None)
+        for factor in factors:
             engine.take(images, labels, uniform, factor=factor)
         optimizer_state = engine.optimizer_state()["state"]
         return copy.deepcopy(model.state_dict()), optimizer_state
@@ -158,8 +167,8 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
         backbone.load_state_dict(initial)
         model = Classifier(backbone, copy.deepcopy(head)).train()
         made = optimizer(model.parameters())
-        protect = bind({"stem.weight": kept}, dict(backbone.named_parameters()))
-        for factor in (1.0, 0.5, 0.5):
+        protect = bind(guard, dict(backbone.named_parameters()))
+        for factor in factors:
             made.param_groups[0]["lr"] = optimizer.lr * factor
             nn.functional.cross_entropy(model(cps.Flip()(images, uniform)), labels).backward()
             made.step()
@@ -169,7 +178,7 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
 
     for head in heads:  # the second with what the first has left
         for ours, plain in zip(by_engine(head), by_plain_steps(head), strict=True):
-            torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3, check_device=False)
 
 
 @needs_gpu
@@ -188,32 +197,6 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
         return [learner.fingerprint(task) for task in range(2)]
 
     assert run() == run()
-
-
-@needs_gpu
-@pytest.mark.parametrize("optimizer", [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=str)
-@pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
-def test_the_captured_step_gives_what_the_plain_one_gives(make_learner, monkeypatch, optimizer, compiled):
-    import cps.training
-
-    training = cps.Training(3, optimizer, cps.Steps((1,), 0.5), batch_size=8)
-    full = cps.make_fabric(accelerator=ACCELERATOR, precision="32-true")
-    if compiled:
-        monkeypatch.setattr(cps.training, "LONG", 1)
-
-    def run():
-        # In double precision, as Adam turns the smallest difference of a small gradient into a whole step.
-        backbone = awkward().double()
-        learner = make_learner(backbone, train=training, retrain=training, augment=cps.Flip(), fabric=full)
-        for first in (0, 10):
-            learner.learn(make_task(first, shape=(3, 8, 8)))
-        engine = learner._trainer._engine
-        assert engine is None or (engine[1]._fast is not None) == compiled
-        return learner.evidence(make_task(0, shape=(3, 8, 8)).test[0])[1].logits
-
-    fast = run()
-    monkeypatch.setattr(cps.training.Trainer, "_engine_for", lambda *_: None)
-    torch.testing.assert_close(run(), fast, rtol=1e-3, atol=1e-3)
 
 
 @needs_gpu
