@@ -153,15 +153,16 @@ def _engine_step(
     examples = _examples(device)
     augment, prepare = _augmentation()
     kind = Engine if is_guarded else _Unguarded
-    order, uniform = torch.arange(BATCH, device=device), torch.rand(BATCH, augment.draws, device=device)
+    uniform = torch.rand(BATCH, augment.draws)
+    some = TensorExamples(examples.images[:BATCH], examples.targets[:BATCH])
     with same_bits():
         training = cps.Training(1, cps.Adam())
-        engine = kind(draft.model, examples.images[order], training, prepare, augment, is_narrow=True, is_long=is_long)
+        engine = kind(draft.model, some.images, training, prepare, augment, is_narrow=True, is_long=is_long)
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
 
     def step() -> None:
         with same_bits():
-            engine.take(examples.images[order], examples.targets[order], uniform, factor=1.0)
+            engine.run(some, [torch.arange(BATCH)], uniform, [1.0], None)
 
     return step
 

@@ -11,6 +11,7 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
+from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.engine import Engine
 from cps.flat import Flat
@@ -38,9 +39,10 @@ def train(model, steps, pixels, labels):
 
 def test_a_padded_twin_trains_as_the_backbone_does_and_its_padding_stays_zero():
     backbone, pixels, labels = awkward().double(), torch.randn(8, 3, 8, 8).double(), torch.arange(8) % 2
-    twin = padded(backbone, pixels)
+    twin = padded(backbone, pixels, least=1)
     assert twin is not None
     assert {m.out_channels for m in twin.modules() if isinstance(m, nn.Conv2d)} == {24, 32}
+    assert {m.in_channels for m in twin.modules() if isinstance(m, nn.Conv2d)} == {8, 24, 32}
     head = nn.Linear(30, 2).double()
     plain, wide = Classifier(backbone, head), Classifier(twin, nn.Linear(30, 2).double())
     wide.head.load_state_dict(head.state_dict())
@@ -135,6 +137,7 @@ WAYS = [(optimizer, False) for optimizer in OPTIMIZERS] + [
 ]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile
 @pytest.mark.parametrize(("optimizer", "compiled"), WAYS)
 def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(optimizer, compiled):
     """On a GPU the later steps replay a graph."""
@@ -152,14 +155,16 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
     first = Classifier(backbone, heads[0])
     engine = Engine(first, images, training, prepare, cps.Flip(), is_narrow=False, is_long=compiled)
     assert (engine._fast is not None) == compiled
+    examples = TensorExamples(images.repeat(3, 1, 1, 1), labels.repeat(3))
     factors = (1.0, 0.5, 0.5, 0.1, 0.1, 0.1)
 
     def by_engine(head):
         backbone.load_state_dict(initial)
         model = Classifier(backbone, copy.deepcopy(head))
         engine.begin(model, guard, None)
-        for factor in factors:
-            engine.take(images, labels, uniform, factor=factor)
+        for epoch in range(2):  # an epoch of three steps on the same images
+            order = [torch.arange(8)] * 3
+            engine.run(examples, order, uniform.repeat(3, 1), factors[3 * epoch : 3 * epoch + 3], None)
         optimizer_state = engine.optimizer_state()["state"]
         return copy.deepcopy(model.state_dict()), optimizer_state
 
@@ -193,7 +198,9 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
         for first in (0, 10):
             learner.learn(make_task(first, shape=(3, 8, 8), images=37))
             engines.add(learner._trainer._engine[1])
-        assert [len(engine.step._graphs) for engine in engines] == [2]  # one engine; whole batches and the last
+        (engine,) = engines  # one for all phases and tasks; whole batches and the last
+        assert [len(step._graphs) for step in engine._steps_by_size.values()] == [1, 1]
+        assert not engine._feed._images.any()  # and no image is kept
         return [learner.fingerprint(task) for task in range(2)]
 
     assert run() == run()

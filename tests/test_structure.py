@@ -33,7 +33,7 @@ LAYERS = [
         "capacity",
     },
     {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
-    {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd"},
+    {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd", "feed"},
     {"network", "probe", "engine"},
     {"pruning", "selection", "training", "checkpoint", "modelfile", "sharing", "intake", "prediction", "cost"},
     {"learner", "checklist"},

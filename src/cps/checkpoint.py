@@ -14,7 +14,7 @@ from cps import storage
 log = logging.getLogger(__name__)
 
 State = Callable[[], dict[str, Any]]  # asked for only when it is written
-BUSY_SHARE = 0.03  # writing checkpoints takes at most about this share of the time
+BUSY_SHARE = 0.01  # writing checkpoints takes at most about this share of the time
 
 
 class Position(NamedTuple):

@@ -5,6 +5,7 @@ On a GPU the networks run side by side on streams of their own, all captured as 
 crowd, a network computes the same bits.
 """
 
+import copy
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.capture import Captured
+from cps.devices import same_bits
 from cps.padding import padded
 
 STRETCH = 32  # images in one job of a CPU
@@ -32,7 +34,8 @@ class Crowd:
         """Return the features that each network sees in these pixels."""
         if pixels.ndim == 4:
             pixels = pixels.contiguous(memory_format=torch.channels_last)
-        return self._captured(pixels) if pixels.is_cuda else self._on_cpu(pixels)
+        with same_bits():
+            return self._captured(pixels) if pixels.is_cuda else self._on_cpu(pixels)
 
     def _on_cpu(self, pixels: Tensor) -> list[Tensor]:
         stretches = pixels.split(STRETCH)
@@ -58,9 +61,8 @@ class Crowd:
 @torch.no_grad()
 def member(network: nn.Module, pixels: Tensor) -> nn.Module:
     """Return a small network in the form that its device runs fastest; `pixels` are some to try it on."""
-    if pixels.is_cuda:
-        network = padded(network, pixels, least=4) or network
-    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    twin = padded(network, pixels, least=4) if pixels.is_cuda else None
+    return (twin or copy.deepcopy(network)).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 @torch.no_grad()

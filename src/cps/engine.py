@@ -8,7 +8,7 @@ only copy their tensors in. Only kernels that always give the same bits are used
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from cps.augmentation import Augmentation
 from cps.capture import Captured
 from cps.convolution import quicken
+from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
+from cps.feed import Feed
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, padded, resized_state
@@ -50,7 +52,7 @@ class Engine:
         self.prepare, self.augment, self.is_narrow = prepare, augment, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
-        self.model, self.factor = model, 1.0
+        self.model, self.factor = model, 1.0  # of the learning rate
         self.live = Classifier(_twin(model.backbone, prepare(images[:2])), copy.deepcopy(model.head))
         if self.device.type == "cuda":
             self.live.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -63,12 +65,14 @@ class Engine:
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
         self._try(images, compiled=is_long)
-        self.step = Captured(self._step) if self.device.type == "cuda" else self._step
+        self._step_on_batch = self._captured(self._step)
+        self._steps_by_size: dict[int, Callable[[], None]] = {}
+        self._feed: Feed | None = None
+        self._loaded: TensorExamples | None = None
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
         self.model = model
-        self._set_rate(1.0)
         for value in named_tensors(self.inner).values():  # what was padded among them
             value.detach().zero_()
         copy_into(model.backbone, self.inner)
@@ -83,23 +87,35 @@ class Engine:
             self.flat.set_state(state, {name: saved[index] for index, name in self._places().items()})
         self.live.train()
 
-    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float = 1.0) -> None:
-        """Take a step at `factor` times the learning rate."""
-        assert share == 1.0, "an engine trains in one process"
-        if factor != self.factor:
-            self._set_rate(factor)
-        self.step(images, labels, uniform)
-
-    def losses(self) -> Tensor:
-        """Return the sum of the losses since the last call."""
-        total = self.total.clone()
+    def run(
+        self, examples: Examples, order: Sequence[Tensor], uniform: Tensor, factors: Sequence[float], shares: object
+    ) -> Tensor:
+        """Take a step on each batch of an epoch; return the sum of the losses."""
         self.total.zero_()
-        return total
+        if isinstance(examples, TensorExamples) and examples.images.device == self.device:
+            self._load(examples).start(torch.cat(list(order)), uniform)
+            for batch, factor in zip(order, factors, strict=True):
+                self._set_rate(factor)
+                self._step_on_next(len(batch))
+        else:
+            rows = uniform.to(self.device).split([len(batch) for batch in order])
+            for (images, labels), own, factor in zip(examples.batches(order), rows, factors, strict=True):
+                self._set_rate(factor)
+                moved = (value.to(self.device, non_blocking=True) for value in (images, labels))
+                self._step_on_batch(*moved, own)
+        return self.total
 
     def settle(self) -> None:
         """Copy what was learned into the classifier."""
         copy_into(self.inner, self.model.backbone)
         copy_into(self.live.head, self.model.head)
+
+    def finish(self) -> None:
+        """Settle, and keep no image."""
+        self.settle()
+        self._loaded = None
+        if self._feed is not None:
+            self._feed.forget()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Settle, and return the optimizer's state as it is for the classifier itself."""
@@ -110,7 +126,34 @@ class Engine:
         state = {index: each[name] for index, name in self._places().items()}
         return resized_state({"state": state, "param_groups": groups}, self.model)
 
+    def _load(self, examples: TensorExamples) -> Feed:
+        """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
+        if self._feed is None or not self._feed.fits(examples):
+            self._feed = Feed(examples, self.augment.draws if self.augment else 0)
+            self._steps_by_size.clear()
+        if self._loaded is not examples:
+            self._feed.load(examples)
+            self._loaded = examples
+        return self._feed
+
+    def _step_on_next(self, size: int) -> None:
+        """Take a step on the next examples of the feed, read as part of the step."""
+        if size not in self._steps_by_size:
+            feed = self._feed
+            assert feed is not None
+
+            def step() -> None:
+                self._step(*feed.read(size))
+
+            self._steps_by_size[size] = self._captured(step)
+        self._steps_by_size[size]()
+
+    def _captured(self, work: Callable[..., None]) -> Callable[..., None]:
+        return Captured(work) if self.device.type == "cuda" else work
+
     def _set_rate(self, factor: float) -> None:
+        if factor == self.factor:
+            return
         self.factor = factor
         group = self.optimizer.param_groups[0]
         if isinstance(group["lr"], Tensor):
@@ -211,6 +254,6 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _twin(backbone: nn.Module, pixels: Tensor) -> nn.Module:
-    twin = padded(backbone, pixels) or copy.deepcopy(backbone)
+    twin = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
     quicken(twin)
     return twin

@@ -55,7 +55,8 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
-        self._small: dict[int, nn.Module | None] = {}
+        self._cut: dict[int, nn.Module | None] = {}  # small networks as they are extracted ...
+        self._small: dict[int, nn.Module | None] = {}  # ... and as they predict, where that pays
         self._crowds: dict[tuple[int, ...], Crowd] = {}
 
     @property
@@ -92,6 +93,7 @@ class SharedNetwork:
             raise
 
     def _forget_small_networks(self) -> None:
+        self._cut.clear()
         self._small.clear()
         self._crowds.clear()
 
@@ -166,7 +168,7 @@ class SharedNetwork:
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         subnetwork = self.subnetworks[task]
-        small = extracted(self.backbone, self.tensors_of(task), self._two_images())
+        small = copy.deepcopy(self._extracted(task))
         backbone = small or whole(self.backbone, self.tensors_of(task))
         return Standalone(backbone, subnetwork.head, subnetwork.classes, self.normalize)
 
@@ -186,11 +188,16 @@ class SharedNetwork:
     def _small_network(self, task: int) -> nn.Module | None:
         """Return the task's small network, made when first asked for, if it is less than half as large."""
         if task not in self._small:
-            small = extracted(self.backbone, self.tensors_of(task), self._two_images())
+            small = self._extracted(task)
             total = sum(parameter.numel() for parameter in self.backbone.parameters())
             pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
             self._small[task] = member(small, self._two_images()) if small is not None and pays else None
         return self._small[task]
+
+    def _extracted(self, task: int) -> nn.Module | None:
+        if task not in self._cut:
+            self._cut[task] = extracted(self.backbone, self.tensors_of(task), self._two_images())
+        return self._cut[task]
 
     def _two_images(self) -> Tensor:
         assert self.input_shape is not None

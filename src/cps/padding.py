@@ -8,6 +8,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.devices import full_precision
@@ -22,11 +23,13 @@ class Padded(nn.Module):
     def __init__(self, backbone: nn.Module, features: int, least: int):
         super().__init__()
         self.inner = widened(backbone, least)
-        self.features = features
+        self.features, self.least = features, least
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return features, shape (N, d)."""
-        return self.inner(pixels)[:, : self.features]
+        missing = wide(pixels.shape[1], self.least) - pixels.shape[1]
+        wider = F.pad(pixels, (0, 0, 0, 0, 0, missing)) if missing else pixels
+        return self.inner(wider)[:, : self.features]
 
 
 def widened(backbone: nn.Module, least: int) -> nn.Module:
@@ -58,7 +61,7 @@ def pads(backbone: nn.Module, least: int) -> bool:
 def padded(backbone: nn.Module, pixels: Tensor, *, least: int = 2 * MULTIPLE) -> Padded | None:
     """Return the padded twin of a backbone, or None where it has none or would compute something else.
 
-    Fewer than `least` channels, as images have, are not padded.
+    Fewer than `least` channels are not padded; with 1, those of the images are.
     """
     if not pads(backbone, least):
         return None

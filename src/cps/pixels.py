@@ -69,7 +69,13 @@ class NormalizeLayer(nn.Module):
         return (images - self.mean) / self.std
 
 
-@lru_cache
 def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the values as a tensor, made once for each device: a captured step may not copy from the CPU."""
+    if torch.compiler.is_compiling():  # then it is a constant anyway
+        return torch.tensor(values, device=device, dtype=dtype)
+    return _made_once(values, device, dtype)
+
+
+@lru_cache
+def _made_once(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     return torch.tensor(values, device=device, dtype=dtype)

@@ -6,7 +6,7 @@ so a run that resumes at an epoch's end goes on as if it had never stopped.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,16 +53,23 @@ class Steps(Protocol):
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
         ...
 
-    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
-        """Take a step at `factor` times the learning rate; `share` weighs a rank's part of the batch."""
+    def run(
+        self,
+        examples: Examples,
+        order: Sequence[Tensor],
+        uniform: Tensor,
+        factors: Sequence[float],
+        shares: Sequence[float],
+    ) -> Tensor:
+        """Take a step on each batch of an epoch; return the sum of the losses.
+
+        `uniform` has a row for each example in turn, `factors` are those of the learning rate at each step, and
+        `shares` weigh a rank's part of each batch.
+        """
         ...
 
-    def losses(self) -> Tensor:
-        """Return the sum of the losses since the last call."""
-        ...
-
-    def settle(self) -> None:
-        """Bring the classifier up to date with what was learned."""
+    def finish(self) -> None:
+        """Settle for good; keep no image."""
         ...
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -112,7 +119,7 @@ class Trainer:
                 )
             if after_epoch is not None:
                 after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
-        steps.settle()
+        steps.finish()
 
     def _epoch(
         self,
@@ -128,21 +135,13 @@ class Trainer:
         model.train()
         rank, processes, device = self.fabric.global_rank, self.fabric.world_size, self.fabric.device
         order = list(epoch_order(len(examples), training.batch_size, generator(*seed, epoch, ORDER), processes))
-        sizes = [len(batch) for batch in order]
-        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS))
         mine = [batch[rank::processes] for batch in order]
-        rows = uniform[torch.cat(mine)].to(device).split([len(batch) for batch in mine])
+        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS))[torch.cat(mine)]
+        factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
+        # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
+        shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
         with seeded(device, *seed, epoch, NOISE, rank), same_bits():
-            for step, (images, labels) in enumerate(examples.batches(mine)):
-                steps.take(
-                    images.to(device, non_blocking=True),
-                    labels.to(device, non_blocking=True),
-                    rows[step],
-                    factor=training.schedule(epoch + step / len(order), training.epochs),
-                    # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
-                    share=len(images) * processes / sizes[step],
-                )
-        total = steps.losses()
+            total = steps.run(examples, mine, uniform, factors, shares)
         agree_on_buffers(model, self.fabric)
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
@@ -201,9 +200,23 @@ class _PlainSteps:
         self.protect = bind(guard, dict(model.backbone.named_parameters()))
         self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
 
-    def take(self, images: Tensor, labels: Tensor, uniform: Tensor, *, factor: float, share: float) -> None:
-        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate * factor
+    def run(
+        self,
+        examples: Examples,
+        order: Sequence[Tensor],
+        uniform: Tensor,
+        factors: Sequence[float],
+        shares: Sequence[float],
+    ) -> Tensor:
+        rows = uniform.to(self.fabric.device).split([len(batch) for batch in order])
+        self.total.zero_()
+        for (images, labels), own, factor, share in zip(examples.batches(order), rows, factors, shares, strict=True):
+            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+                group["lr"] = rate * factor
+            self._step(images.to(self.fabric.device), labels.to(self.fabric.device), own, share)
+        return self.total
+
+    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float) -> None:
         if self.augment is not None:
             images = self.augment(images, uniform)
         loss = F.cross_entropy(self.wrapped(self.prepare(images)).float(), labels) * share
@@ -213,12 +226,7 @@ class _PlainSteps:
         self.protect()
         self.total += loss.detach()
 
-    def losses(self) -> Tensor:
-        total = self.total.clone()
-        self.total.zero_()
-        return total
-
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Nothing is left to do: the classifier itself has moved."""
 
     def optimizer_state(self) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""The feed: a task's images on the device, and the order in which an epoch reads them.
+
+Reading the next batch needs no word from the CPU, so it can be part of a captured step.
+"""
+
+import torch
+from torch import Tensor
+
+from cps.data import TensorExamples
+
+
+class Feed:
+    """Examples in memory that stays where it is when others of the same shape take their place."""
+
+    def __init__(self, examples: TensorExamples, draws: int):
+        device = examples.images.device
+        self._images, self._targets = torch.empty_like(examples.images), torch.empty_like(examples.targets)
+        self._order = torch.zeros(len(examples), dtype=torch.long, device=device)
+        self._uniform = torch.zeros(len(examples), draws, device=device)
+        self._next = torch.zeros(1, dtype=torch.long, device=device)
+        self._span = torch.arange(len(examples), device=device)
+
+    def fits(self, examples: TensorExamples) -> bool:
+        """Say whether these examples can take the place of the ones before."""
+        same = self._images.shape == examples.images.shape and self._images.dtype == examples.images.dtype
+        return same and self._images.device == examples.images.device
+
+    def load(self, examples: TensorExamples) -> None:
+        """Take up other examples."""
+        self._images.copy_(examples.images)
+        self._targets.copy_(examples.targets)
+
+    def start(self, order: Tensor, uniform: Tensor) -> None:
+        """Start an epoch: the indices of all its examples in turn, and the random numbers of each."""
+        self._order[: len(order)].copy_(order)
+        self._uniform[: len(uniform)].copy_(uniform)
+        self._next.zero_()
+
+    def read(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the images, labels and random numbers of the next examples."""
+        place = self._next + self._span[:size]
+        self._next += size
+        indices = self._order[place]
+        return self._images[indices], self._targets[indices], self._uniform[place]
+
+    def forget(self) -> None:
+        """Keep no image."""
+        self._images.zero_()
