@@ -5,6 +5,8 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
+from torchvision.transforms.v2 import InterpolationMode
+from torchvision.transforms.v2 import functional as tv
 
 import cps
 from conftest import make_task
@@ -134,6 +136,63 @@ def test_schedules_are_the_papers():
     assert cosine(2, 10) == 1
     assert cosine(6, 10) == pytest.approx(0.5)
     assert cosine(10, 10) == pytest.approx(0)
+
+
+def drawn(number, draws):
+    return torch.rand(number, draws, generator=torch.Generator().manual_seed(0))
+
+
+def picture(number=1, height=20, width=20):
+    """Return smooth colour images as bytes."""
+    down, across = torch.meshgrid(torch.linspace(0, 3, height), torch.linspace(0, 2, width), indexing="ij")
+    channels = [torch.sin(down + shift) * torch.cos(across * (shift + 1)) for shift in range(3)]
+    return ((torch.stack(channels) + 1) * 127).to(torch.uint8).repeat(number, 1, 1, 1)
+
+
+def test_a_resized_crop_is_the_part_of_the_image_that_its_draws_say():
+    images = picture()
+    assert torch.equal(cps.ResizedCrop((1.0, 1.0), (1.0, 1.0))(images, drawn(1, 4)), images)
+    quarter = cps.ResizedCrop((0.25, 0.25), (1.0, 1.0))
+    corner = quarter(images, torch.tensor([[0.5, 0.5, 0.0, 1.0]]))  # left and low
+    expected = tv.resize(images[:, :, 10:, :10], [20, 20], antialias=False)
+    assert (corner.int() - expected.int())[:, :, 2:-2, 2:-2].abs().max() <= 3
+    assert (cps.ResizedCrop()(torch.full((50, 3, 9, 7), 200, dtype=torch.uint8), drawn(50, 4)) == 200)[
+        ..., 1:-1, 1:-1
+    ].all()
+    several = cps.ResizedCrop()(picture(20), drawn(20, 4))
+    assert len({image.numpy().tobytes() for image in several}) == 20
+
+
+@pytest.mark.parametrize("angle", [-90, -25, 0, 40, 90])
+def test_rotation_turns_as_torchvision_does(angle):
+    images = picture()
+    turned = cps.Rotate(180)(images, torch.tensor([[0.5 + angle / 360]]))
+    expected = tv.rotate(images, angle, InterpolationMode.BILINEAR)
+    assert (turned.int() - expected.int()).abs()[:, :, 5:-5, 5:-5].max() <= 3
+
+
+def test_colour_changes_as_torchvision_does():
+    images, factors = picture(), (0.8, 1.3, 0.5)
+    uniform = torch.tensor([[0.5 + (factor - 1) for factor in factors]])  # with strengths of one half
+    expected = tv.adjust_brightness(images / 255, factors[0])
+    expected = tv.adjust_saturation(tv.adjust_contrast(expected, factors[1]), factors[2])
+    floats = cps.Colour(0.5, 0.5, 0.5)(images / 255, uniform)
+    assert (floats - expected).abs().max() <= 2e-3  # torchvision's weights of the colours have three digits more
+    changed = cps.Colour(0.5, 0.5, 0.5)(images, uniform)
+    assert changed.dtype == torch.uint8
+    assert (255 * floats - changed).abs().max() <= 1
+    assert torch.equal(cps.Colour()(images, torch.full((1, 3), 0.5)), images)
+    grey = images[:, :1]
+    assert cps.Colour()(grey, drawn(1, 3)).shape == grey.shape
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda: cps.ResizedCrop((0.0, 1.0)), lambda: cps.ResizedCrop((0.5, 0.4)), lambda: cps.Colour(contrast=2)],
+)
+def test_augmentations_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match="got"):
+        wrong()
 
 
 @pytest.mark.parametrize(("images", "batch", "processes"), [(10, 4, 1), (9, 4, 1), (10, 4, 2), (3, 128, 1), (9, 4, 2)])

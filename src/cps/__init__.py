@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "augmentation": ["Chain", "Flip", "PadCrop"],
+    "augmentation": ["Chain", "Colour", "Flip", "PadCrop", "ResizedCrop", "Rotate"],
     "backbones": ["SmallConvNet", "resnet18", "resnet32"],
     "capacity": ["CapacityError", "CapacityWarning"],
     "checklist": ["check_pruner", "check_selector"],
@@ -32,16 +32,16 @@ _HOME = {
     "subnetwork": ["Subnetwork"],
 }
 __all__ = [
-    "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Constant", "Cosine", "Evidence", "FileError",
-    "Fingerprint", "Flip", "FolderImages", "ImageError", "ImportanceSignature", "Learner", "Magnitude", "Masks",
-    "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner", "SGD",
-    "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork", "Task", "Training",
-    "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32",
-    "setting", "split_by_class",
+    "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Colour", "Constant", "Cosine", "Evidence",
+    "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImportanceSignature", "Learner", "Magnitude",
+    "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner",
+    "ResizedCrop", "Rotate", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork",
+    "Task", "Training", "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder",
+    "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from cps.augmentation import Chain, Flip, PadCrop
+    from cps.augmentation import Chain, Colour, Flip, PadCrop, ResizedCrop, Rotate
     from cps.backbones import SmallConvNet, resnet18, resnet32
     from cps.capacity import CapacityError, CapacityWarning
     from cps.checklist import check_pruner, check_selector
