@@ -156,9 +156,8 @@ def test_a_resized_crop_is_the_part_of_the_image_that_its_draws_say():
     corner = quarter(images, torch.tensor([[0.5, 0.5, 0.0, 1.0]]))  # left and low
     expected = tv.resize(images[:, :, 10:, :10], [20, 20], antialias=False)
     assert (corner.int() - expected.int())[:, :, 2:-2, 2:-2].abs().max() <= 3
-    assert (cps.ResizedCrop()(torch.full((50, 3, 9, 7), 200, dtype=torch.uint8), drawn(50, 4)) == 200)[
-        ..., 1:-1, 1:-1
-    ].all()
+    plain = torch.full((50, 3, 9, 7), 200, dtype=torch.uint8)
+    assert torch.equal(cps.ResizedCrop()(plain, drawn(50, 4)), plain)
     several = cps.ResizedCrop()(picture(20), drawn(20, 4))
     assert len({image.numpy().tobytes() for image in several}) == 20
 

@@ -81,6 +81,18 @@ def test_two_processes_give_the_result_of_one_at_the_same_global_batch(tmp_path)
             assert torch.equal(two[name], value)
 
 
+def test_evaluation_is_shared_out_and_gives_what_one_process_gives(two_processes, tmp_path):
+    first, second = (json.loads((two_processes / f"2-{rank}.json").read_text()) for rank in range(2))
+    assert first["results"] == second["results"]
+    assert first["passed"] + second["passed"] == 2 * first["images"]  # with their mirror images
+    assert abs(first["passed"] - second["passed"]) <= 4
+    from conftest import conv_net, make_task
+
+    learner = cps.load(two_processes / "2.cps", conv_net())
+    alone = cps.evaluate(learner, [make_task(f, images=29) for f in (0, 10)], group_sizes=[1, 5], flips=True)
+    assert json.loads(json.dumps(alone)) == first["results"]
+
+
 def test_the_command_line_starts_its_own_processes(tmp_path):
     command = [sys.executable, "-m", "cps", "bench", "digits", "--epochs-scale", "0.05", "--devices", "2"]
     run([*command, "--accelerator", "cpu", "--no-bounds", "--out", str(tmp_path / "run")], tmp_path)

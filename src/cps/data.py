@@ -126,21 +126,21 @@ class DatasetExamples:
 
 @dataclass(frozen=True)
 class ImageBatches:
-    """The images of some examples in their order, batch by batch, as often as they are iterated over."""
+    """The images of some examples in their order, batch by batch, as often as they are iterated over.
+
+    `mirrored`: left to right. `part` of `parts`: one of so many stretches of them.
+    """
 
     examples: Examples
     batch_size: int = 256
+    mirrored: bool = False
+    part: int = 0
+    parts: int = 1
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (images for images, _ in in_order(self.examples, self.batch_size))
-
-
-@dataclass(frozen=True)
-class MirroredBatches(ImageBatches):
-    """The same images, mirrored left to right."""
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (images.flip(-1) for images in super().__iter__())
+        mine = torch.arange(len(self.examples)).tensor_split(self.parts)[self.part]
+        for images, _ in self.examples.batches(mine.split(self.batch_size)):
+            yield images.flip(-1) if self.mirrored else images
 
 
 def all_labels(examples: Examples) -> Tensor:

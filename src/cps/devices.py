@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -77,6 +77,15 @@ def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
             buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
         else:
             buffer.copy_(fabric.broadcast(buffer.clone(), src=0))
+
+
+def gathered(rows: Tensor, fabric: "Fabric") -> Tensor:
+    """Return the rows of all ranks, one after the other; each may have another number of them."""
+    numbers = torch.as_tensor(fabric.all_gather(torch.tensor(len(rows), device=rows.device))).tolist()
+    padded = rows.new_zeros(max(numbers), *rows.shape[1:])
+    padded[: len(rows)] = rows
+    every = torch.as_tensor(fabric.all_gather(padded))
+    return torch.cat([part[:number] for part, number in zip(every, numbers, strict=True)])
 
 
 def _fabric_class() -> type["Fabric"]:

@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data import ImageBatches, MirroredBatches, all_labels, as_examples
+from cps.data import all_labels, as_examples
 from cps.evidence import Evidence, Outputs
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
+from cps.survey import survey
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
@@ -46,7 +47,8 @@ def evaluate(
     Groups are drawn within a task, shuffled with the seed; the last, smaller group counts too. A group
     whose task is mistaken counts as wrong whole. With `flips`, the mirror image of each image helps to select
     (the paper's code does so), not to classify. Where every task has more than five classes, `top5` is the share of
-    images whose class is among the five best of the selected subnetwork.
+    images whose class is among the five best of the selected subnetwork. Several processes share the work, and all
+    must call this.
     """
     tested = [
         _test(learner, task, index, flips=flips)
@@ -65,14 +67,14 @@ def _test(learner: Learner, task: Task, index: int, *, flips: bool) -> Tested:
     """Pass the test images of a task through every subnetwork, when it is asked for its outputs."""
     network = learner.network
     examples = as_examples(task.test, network.subnetworks[index].local, workers=learner.workers)
-    evidence = network.evidence(ImageBatches(examples))
-    logits = evidence.ask(range(len(evidence)))[index].logits
+    plain = survey(network, examples, learner.fabric)
+    evidence = _both(plain, survey(network, examples, learner.fabric, mirrored=True)) if flips else plain
+    evidence.ask(range(len(evidence)))
+    logits = plain[index].logits
     labels = all_labels(examples).to(logits.device)
     five = None
     if logits.shape[1] > 5:
         five = (logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1)
-    if flips:
-        evidence = _both(evidence, network.evidence(MirroredBatches(examples)))
     return Tested(evidence, logits.argmax(dim=1) == labels, five, views=2 if flips else 1)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
-from cps.data import Examples, ImageBatches, all_labels, as_images
+from cps.data import Examples, all_labels, as_images
 from cps.devices import make_fabric, precision_of, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
@@ -29,6 +29,7 @@ from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_
 from cps.settings import Adam, Steps, Training
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
+from cps.survey import survey
 from cps.training import Epoch, Trainer
 
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ class Learner:
     def _observe(self, subnetwork: Subnetwork, examples: Examples) -> None:
         """Let every selector keep its numbers about the new task."""
         with self._seeded(OBSERVE):
-            evidence = self.network.evidence(ImageBatches(examples))
+            evidence = survey(self.network, examples, self.fabric)
             labels = all_labels(examples).to(self.network.device)
             for selector in self.selectors:
                 kept = selector.observe(subnetwork, evidence, labels)
