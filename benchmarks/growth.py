@@ -82,7 +82,7 @@ def picture(measured: dict[str, Any]) -> Figure:
     per_task = next(iter(tasks["predict"].values())) / at[0]
     axes[1, 0].plot(at, [1e3 * per_task * number for number in at], linestyle=":", label="linear, from the first")
     axes[1, 0].legend()
-    axes[1, 0].set(title="ms to predict 256 images", xlabel="tasks learned", ylim=(0, None))
+    axes[1, 0].set(title="ms to predict 256 images", xlabel="tasks learned")
     for axis, points in step.items():
         axes[1, 1].plot(range(len(points)), [point["ratio"] for point in points], marker="o", label=axis)
     axes[1, 1].axhline(1.0, color="grey", linewidth=0.8)
@@ -172,4 +172,4 @@ def _line(what: str, ours: str, baseline: str, ratio: float) -> dict[str, Any]:
 
 def _panel(axis: Any, numbers: Any, values: list[float], title: str, label: str) -> None:
     axis.plot(numbers, values)
-    axis.set(title=title, xlabel=label, ylim=(0, None))
+    axis.set(title=title, xlabel=label, ylim=(0, 1.3 * max(values)))

@@ -2,9 +2,11 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import growth
 from cps.pictures import accuracy_history
 from cps.report import group_table
 
@@ -15,11 +17,26 @@ RESULTS = ROOT / "benchmarks" / "results"
 def digits_table() -> str:
     """Return the table of the demo in the README."""
     run = read("digits")
-    head, rows = group_table(run)
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    lines = [_markdown(*group_table(run))]
     note = f"One run, seed {run['seed']}, {run['device']}, torch {run['versions']['torch']}; "
     note += f"{run['seconds']['learn']:.0f} s to learn the five tasks."
     return "\n".join([*lines, "", note])
+
+
+def speed_table(name: str) -> str:
+    """Return the table of a run of all benchmarks."""
+    run = read(name)
+    head = ["what", "ours", "against", "ratio", "at most"]
+    rows = [
+        [row["what"], row["ours"], row["baseline"], f"{row['ratio']:.2f}", str(row["limit"] or "")]
+        for row in run["results"]
+    ]
+    note = f"{run['device']}, torch {run['versions']['torch']}; all in {run['seconds']:.0f} s."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def read(name: str) -> dict[str, Any]:
@@ -27,7 +44,13 @@ def read(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
-TABLES = {"README.md": {"digits": digits_table}}
+TABLES = {
+    "README.md": {"digits": digits_table},
+    "docs/performance.md": {
+        "h200": partial(speed_table, "benchmarks-h200"),
+        "cpu": partial(speed_table, "benchmarks-cpu"),
+    },
+}
 
 
 def renewed(page: str) -> str:
@@ -45,6 +68,8 @@ def main() -> None:
     for page in TABLES:
         (ROOT / page).write_text(renewed(page))
     accuracy_history(read("digits")).savefig(ROOT / "docs" / "digits.png", dpi=110)
+    for name in ("cpu", "h200"):
+        growth.picture(read(f"benchmarks-{name}")["growth"]).savefig(ROOT / "docs" / f"growth-{name}.png", dpi=100)
 
 
 if __name__ == "__main__":

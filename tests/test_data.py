@@ -10,7 +10,8 @@ from torchvision.transforms.v2 import functional as tv
 
 import cps
 from conftest import make_task
-from cps.data import as_examples, as_images
+from cps.data import as_examples
+from cps.images import as_images
 from cps.subnetwork import local_labels
 from cps.training import epoch_order
 

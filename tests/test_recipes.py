@@ -4,8 +4,14 @@ import pickle
 
 import numpy as np
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
 
-from cps.recipes import RECIPES, read_cifar100
+from cps import sources
+from cps.bench import Run
+from cps.recipes import RECIPES, large_resnet18
+from cps.sources import read_cifar100
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -52,3 +58,92 @@ def test_missing_or_damaged_data_says_what_to_put_where(tmp_path):
     (tmp_path / "cifar-100-python").mkdir()
     with pytest.raises(ValueError, match="put the unpacked folder 'cifar-100-python' there"):
         read_cifar100(tmp_path)
+
+
+def write_images(folder, classes, number, seed=0):
+    """Write small pictures, each class of its own colour, as FOLDER/class/*.png."""
+    draws = np.random.default_rng(seed)
+    colours = np.random.default_rng(1).integers(0, 256, (classes, 3))
+    for index in range(classes):
+        place = folder / f"n{index:04d}"
+        place.mkdir(parents=True)
+        for image in range(number):
+            noise = draws.integers(-20, 20, (12, 10, 3))
+            pixels = (colours[index] + noise).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(place / f"{image}.png")
+
+
+@pytest.fixture
+def small_imagenet(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "SIDE", 16)
+    write_images(tmp_path / "train", 100, 2)
+    write_images(tmp_path / "val", 100, 1, seed=5)
+    return tmp_path
+
+
+def test_the_imagenet_recipe_runs_from_folders_to_results(small_imagenet, fabric, tmp_path):
+    ticks = []
+    recipe = RECIPES["imagenet100"]().scaled(0.01)
+    run = Run(recipe, tmp_path / "run", fabric, order=1993, data=small_imagenet, bounds=False, watch=ticks.append)
+    results = run.start()
+    assert results["classes_per_task"] == [10] * 10
+    assert 0 <= results["task_il"]["ACC"] <= results["task_il"]["top5"] <= 100
+    assert "top5" in results["class_il"]["MaxOutput"]["1"]
+    assert {tick.phase for tick in ticks} == {"decoding images", "training", "retraining, round 1 of 1"}
+    assert len(list((small_imagenet / "cache").iterdir())) == 20  # the images of each task, to train and to test
+    assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_of_a_thousand_classes_the_hundred_of_the_papers_order_are_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "SIDE", 16)
+    for part in ("train", "val"):
+        write_images(tmp_path / part, 120, 1)
+    expected = {f"n{index:04d}" for index in np.random.RandomState(1993).permutation(120)[:100]}
+    train, test = sources.read_imagenet100(tmp_path)
+    assert set(train.targets) == set(test.targets) == expected
+
+
+def test_cub_starts_from_pretrained_weights_and_runs(tmp_path, monkeypatch, fabric):
+    monkeypatch.setattr(sources, "SIDE", 16)
+    write_images(tmp_path / "train", 200, 1)
+    write_images(tmp_path / "test", 200, 1, seed=5)
+    torch.manual_seed(1)
+    weights = {
+        name: value.half() if value.ndim == 4 else value for name, value in large_resnet18().state_dict().items()
+    }
+    save_file(weights, tmp_path / "weights.safetensors")
+    recipe = RECIPES["cub200"]().scaled(0.02)
+    run = Run(
+        recipe, tmp_path / "run", fabric, data=tmp_path, weights=tmp_path / "weights.safetensors", bounds=False,
+        group_sizes=[1],
+    )  # fmt: skip
+    loaded = run._fresh_backbone().state_dict()
+    assert all(torch.equal(loaded[name], value.to(loaded[name].dtype)) for name, value in weights.items())
+    assert run.start()["classes_per_task"] == [50] * 4
+
+
+def test_the_archive_of_cub_is_read_as_its_lists_say(tmp_path):
+    write_images(tmp_path / "CUB_200_2011" / "images", 3, 2)
+    names = [f"n{index:04d}/{image}.png" for index in range(3) for image in range(2)]
+    lines = {"images": names, "train_test_split": ["1", "0", "1", "1", "0", "1"]}
+    for name, values in lines.items():
+        text = "\n".join(f"{number} {value}" for number, value in enumerate(values, start=1))
+        (tmp_path / "CUB_200_2011" / f"{name}.txt").write_text(text)
+    train, test = sources.read_cub200(tmp_path)
+    assert [path.name for path in train.files] == ["0.png", "0.png", "1.png", "1.png"]
+    assert test.targets == ["n0000", "n0002"]
+
+
+def test_missing_folders_and_strange_weights_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no folder .*train.*--data"):
+        sources.read_image_folders(tmp_path)
+    save_file({"conv1.weight": torch.zeros(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match="has no weights for"):
+        sources.imagenet_weights(large_resnet18(), tmp_path / "w.safetensors")
+
+
+def test_another_selector_can_be_asked_to_predict():
+    chosen = RECIPES["cifar100-10"]().selecting_by("ImportanceSignature-L1")
+    assert [s.name for s in chosen.selectors] == ["ImportanceSignature-L1", "MaxOutput", "ImportanceSignature"]
+    with pytest.raises(ValueError, match="there is no selector 'Magic'; there are: .*MaxOutput"):
+        chosen.selecting_by("Magic")

@@ -31,10 +31,11 @@ LAYERS = [
         "kernels",
         "flat",
         "capacity",
+        "images",
     },
     {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
     {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd", "feed"},
-    {"network", "probe", "engine"},
+    {"network", "probe", "engine", "sources"},
     {
         "pruning",
         "selection",

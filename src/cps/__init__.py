@@ -16,7 +16,7 @@ _HOME = {
     "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
-    "folders": ["FolderImages", "ImageError", "read_folder"],
+    "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
     "learner": ["Learner", "Progress"],
     "loading": ["load"],
     "masks": ["Masks"],
@@ -33,11 +33,11 @@ _HOME = {
 }
 __all__ = [
     "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Colour", "Constant", "Cosine", "Evidence",
-    "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImportanceSignature", "Learner", "Magnitude",
-    "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner",
-    "ResizedCrop", "Rotate", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Subnetwork",
-    "Task", "Training", "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder",
-    "resnet18", "resnet32", "setting", "split_by_class",
+    "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner",
+    "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
+    "Progress", "Pruner", "ResizedCrop", "Rotate", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet",
+    "Steps", "Subnetwork", "Task", "Training", "check_pruner", "check_selector", "evaluate", "load", "make_fabric",
+    "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from cps.devices import make_fabric
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
-    from cps.folders import FolderImages, ImageError, read_folder
+    from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
     from cps.learner import Learner, Progress
     from cps.loading import load
     from cps.masks import Masks

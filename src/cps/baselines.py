@@ -13,8 +13,9 @@ from torch.utils.data import ConcatDataset, Dataset
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position
-from cps.data import ClassName, Data, Examples, as_examples, as_images, in_order
+from cps.data import ClassName, Data, Examples, as_examples, in_order
 from cps.draft import Classifier
+from cps.images import as_images
 from cps.metrics import summary
 from cps.partition import named_tensors, set_tensors
 from cps.pixels import Normalize, Prepare

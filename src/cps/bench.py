@@ -43,7 +43,7 @@ class Tick:
     tasks: int
     epoch: int
     epochs: int
-    loss: float
+    loss: float | None
     done: int
     total: int
 
@@ -59,6 +59,7 @@ class Run:
     order: int | None = None
     group_sizes: Sequence[int] | None = None
     data: Path | None = None
+    weights: Path | None = None
     bounds: bool = True
     flips: bool = False
     workers: int = 0
@@ -66,7 +67,7 @@ class Run:
 
     def start(self) -> dict[str, Any]:
         """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
-        scenario = self.recipe.scenario(self.data, self.order)
+        scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
         self._claim_folder(scenario)
         learner = self._learn(scenario)
         began = time.monotonic()
@@ -121,7 +122,10 @@ class Run:
 
     def _fresh_backbone(self) -> nn.Module:
         with seeded(torch.device("cpu"), self.seed):
-            return self.recipe.backbone()
+            backbone = self.recipe.backbone()
+        if self.recipe.pretrained is not None:
+            self.recipe.pretrained(backbone, self.weights)
+        return backbone
 
     def _bounds(self, scenario: Scenario) -> dict[str, Any]:
         """Return finetuning and joint training; one that was finished before is read back."""
@@ -159,6 +163,9 @@ class Run:
         before = at.task * each + (at.phase > 0) * train + max(0, at.phase - 1) * retrain
         phase = "training" if at.phase == 0 else f"retraining, round {at.phase} of {rounds}"
         self._tick(Tick(phase, at.task, tasks, at.epoch, at.epochs, at.loss, before + at.epoch, tasks * each))
+
+    def _tick_of_reading(self, done: int, images: int) -> None:
+        self._tick(Tick("decoding images", 0, 1, done, images, None, 0, 0))
 
     def _tick_of_baseline(self, name: str, stage: int, stages: int, at: Epoch) -> None:
         each = self.recipe.train.epochs

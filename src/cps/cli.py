@@ -62,10 +62,12 @@ def bench(
     recipe: Annotated[str | None, typer.Argument(help="Which experiment; see --list.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Else runs/RECIPE.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data, where a recipe needs one.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="File of pretrained weights, where a recipe asks.")] = None,
     order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. Else the recipe's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
     epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
+    selector: Annotated[str | None, typer.Option(help="The selector that predicts. Else the recipe's first.")] = None,
     flips: Annotated[bool, typer.Option(help="Let the mirror image of each image help to select.")] = False,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
@@ -86,6 +88,8 @@ def bench(
     from cps.devices import make_fabric
 
     chosen = _recipe(recipe).scaled(epochs_scale)
+    if selector is not None:
+        chosen = chosen.selecting_by(selector)
     folder = out or Path("runs") / recipe
     fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision)
     with _Bars(quiet=not fabric.is_global_zero) as watch:
@@ -97,6 +101,7 @@ def bench(
             order=chosen.order if order is None else order,
             group_sizes=_numbers(group_sizes),
             data=data,
+            weights=weights,
             bounds=bounds,
             flips=flips,
             watch=watch,
@@ -186,9 +191,10 @@ class _Bars:
         self.progress.stop()
 
     def _advance(self, tick: "Tick") -> None:
-        task = f"task {tick.task + 1} of {tick.tasks}"
-        self.progress.update(self.whole, description=task, completed=tick.done, total=tick.total)
-        note = f"loss {tick.loss:.4f}"
+        if tick.total:
+            task = f"task {tick.task + 1} of {tick.tasks}"
+            self.progress.update(self.whole, description=task, completed=tick.done, total=tick.total)
+        note = "" if tick.loss is None else f"loss {tick.loss:.4f}"
         self.progress.update(self.phase, description=tick.phase, completed=tick.epoch, total=tick.epochs, note=note)
 
 

@@ -6,6 +6,7 @@ decided in one place (`training.py`) and is the same for one process and for man
 """
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
+from cps.images import as_images
 from cps.storage import digest
 
 ClassName = str | int
@@ -158,6 +160,8 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
     """Return the examples in a torch `Dataset` or a pair (images, labels), with labels made local."""
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
+    elif isinstance(data, Dataset):
+        data = _read_at_once(data) or data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data[0], plain_labels(data[1])
         if len(images) == 0:
@@ -177,24 +181,26 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
     return examples
 
 
-def as_images(images: Any) -> Tensor:
-    """Return images (tensor, array, list of images or `Dataset`) as one tensor; refuse NaN and infinite pixels."""
-    if isinstance(images, Dataset):
-        items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
-        images = [item[0] if isinstance(item, tuple) else item for item in items]
-    if isinstance(images, (list, tuple)):
-        if not images:
-            raise ValueError("there are no images")
-        images = torch.stack([_as_image(image) for image in images])
-    tensor = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
-    if tensor.ndim < 2:
-        raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}")
-    if len(tensor) == 0:
-        raise ValueError("there are no images")
-    if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
-        tensor = tensor.float()
-    refuse_bad_pixels(tensor)
-    return tensor
+def _read_at_once(dataset: Dataset) -> Data | None:
+    """Return all images and labels of a data set that can `read` many at once, if they fit in memory."""
+    whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    if not hasattr(whole, "read"):
+        return None
+    indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))  # pyright: ignore
+    size = len(indices) * whole.bytes_each  # pyright: ignore[reportAttributeAccessIssue]
+    if size > _free_memory() // 2:
+        log.warning("%.1f GiB of images do not fit in memory; they are decoded anew in each epoch", size / 2**30)
+        return None
+    found = whole.read(indices)  # pyright: ignore[reportAttributeAccessIssue]
+    return found.images, found.labels
+
+
+def _free_memory() -> int:
+    """Return the bytes of memory that are free, as far as the system tells."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 8 * 2**30
 
 
 def plain_labels(labels: Any) -> list[ClassName]:
@@ -214,31 +220,11 @@ def known_labels(dataset: Dataset) -> list[ClassName] | None:
     return plain_labels(targets if transform is None else [transform(target) for target in plain_labels(targets)])
 
 
-def refuse_bad_pixels(images: Tensor) -> None:
-    """Raise `ValueError` for NaN and infinite pixels."""
-    if not images.is_floating_point():
-        return
-    bad = ~torch.isfinite(images).flatten(1).all(dim=1)
-    if bad.any():
-        index = int(bad.nonzero()[0])
-        raise ValueError(f"image {index} has NaN or infinite pixels ({int(bad.sum())} of {len(images)} images)")
-
-
 def _fits(size: int, device: torch.device) -> bool:
     """Say whether so many bytes take at most half of the memory that a GPU has left."""
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return size <= (free + unused) // 2
-
-
-def _as_image(item: Any) -> Tensor:
-    """Return one item of a data set as a tensor; pictures become (channels, height, width) bytes."""
-    if isinstance(item, Tensor):
-        return item
-    array = np.asarray(item)
-    if hasattr(item, "getbands"):  # a PIL picture
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return torch.as_tensor(array.copy())
 
 
 def _plain_label(label: Any) -> Any:

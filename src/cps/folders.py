@@ -6,21 +6,26 @@ become plain colour; what cannot be read is named.
 """
 
 import hashlib
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from cps import storage
 
+log = logging.getLogger(__name__)
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 LARGEST = 200_000_000  # pixels; beyond that a small file may be made to fill the memory
-READER = 1  # counted up whenever the same file would become other pixels
+READER = 2  # counted up whenever the same file would become other pixels
 
 
 class ImageError(ValueError):
@@ -42,66 +47,103 @@ class FolderImages:
         return sorted(set(self.labels))
 
 
-def read_folder(
-    folder: str | Path,
-    *,
-    size: int,
-    skip_damaged: bool = False,
-    cache: str | Path | None = None,
-    workers: int = 8,
-    watch: Callable[[int, int], None] | None = None,
-) -> FolderImages:
-    """Decode all images of a folder to squares of `size` pixels, or take them from the cache.
+class ImageFolder(Dataset):
+    """The images of FOLDER/class name/*.jpg as a data set, whose images are decoded when a task asks for them.
 
-    Each is scaled so that its short side is `size` and cut at its middle. A damaged one raises `ImageError` with its
-    path, or is skipped and listed. `watch` is called with the images done and in all.
+    All images of a task are decoded at once, in parallel, to squares of `size` pixels: each is scaled so that its short
+    side is `size` times 1 + `margin`, and cut at its middle. With a `cache`, a second run reads them from one file. A
+    damaged image raises `ImageError` with its path, or is skipped and logged. `watch` is called with the images done
+    and in all. `files` names the images, where they are not all of the folder.
     """
-    files = list_images(folder)
-    kept = None if cache is None else Path(cache) / f"{_content_key(Path(folder), files, size, workers)}.safetensors"
-    if kept is not None and kept.exists():
-        try:
-            return _from_cache(kept)
-        except storage.FileError:
-            kept.unlink()
 
-    decoded, skipped = _decode_all(files, size, skip_damaged, workers, watch)
-    if not decoded:
-        raise ImageError(f"none of the {len(files)} images in '{folder}' can be read; the first: {skipped[0]}")
-    read = FolderImages(
-        torch.from_numpy(np.stack([pixels for _, pixels in decoded])),
-        [path.parent.name for path, _ in decoded],
-        [str(path.relative_to(folder)) for path, _ in decoded],
-        skipped,
-    )
-    if kept is not None and not skipped:
-        header = {"labels": read.labels, "paths": read.paths}
-        storage.write(kept, "images", header, {"images": read.images})
-    return read
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        size: int,
+        margin: float = 0.0,
+        files: Sequence[Path] | None = None,
+        skip_damaged: bool = False,
+        cache: str | Path | None = None,
+        workers: int = 8,
+        watch: Callable[[int, int], None] | None = None,
+    ):
+        self.folder, self.size, self.margin = Path(folder), size, margin
+        self.skip_damaged, self.workers, self.watch = skip_damaged, workers, watch
+        self.cache = None if cache is None else Path(cache)
+        self.files = list_images(folder) if files is None else list(files)
+        self.targets = [path.parent.name for path in self.files]
+        self.bytes_each = 3 * size * size
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        return torch.from_numpy(decode_image(self.files[index], self.size, self.margin)), self.targets[index]
+
+    def keep(self, classes: Container[str]) -> None:
+        """Leave out the images of all other classes."""
+        self.files = [path for path in self.files if path.parent.name in classes]
+        self.targets = [path.parent.name for path in self.files]
+
+    def read(self, indices: Sequence[int] | None = None) -> FolderImages:
+        """Return the images of these indices, or all, from the cache if they are there."""
+        files = self.files if indices is None else [self.files[index] for index in indices]
+        kept = None if self.cache is None else self.cache / f"{self._key(files)}.safetensors"
+        if kept is not None and kept.exists():
+            try:
+                return _from_cache(kept)
+            except storage.FileError:
+                kept.unlink()
+        read = self._decode(files)
+        if kept is not None and not read.skipped:
+            header = {"labels": read.labels, "paths": read.paths}
+            storage.write(kept, "images", header, {"images": read.images})
+        return read
+
+    def _decode(self, files: list[Path]) -> FolderImages:
+        """Return the images that can be read, and what is wrong with the others."""
+
+        def decode(path: Path) -> np.ndarray | str:
+            try:
+                return decode_image(path, self.size, self.margin)
+            except ImageError as error:
+                if not self.skip_damaged:
+                    raise
+                log.warning("skipped: %s", error)
+                return str(error)
+
+        images = torch.empty(len(files), 3, self.size, self.size, dtype=torch.uint8)
+        good, skipped = [], []
+        with ThreadPoolExecutor(max(1, self.workers)) as pool:
+            for done, (path, result) in enumerate(zip(files, pool.map(decode, files), strict=True), start=1):
+                if isinstance(result, str):
+                    skipped.append(result)
+                else:
+                    images[len(good)] = torch.from_numpy(result)
+                    good.append(path)
+                if self.watch is not None:
+                    self.watch(done, len(files))
+        if not good:
+            raise ImageError(f"none of the {len(files)} images in '{self.folder}' can be read; the first: {skipped[0]}")
+        paths = [str(path.relative_to(self.folder)) for path in good]
+        return FolderImages(images[: len(good)], [path.parent.name for path in good], paths, skipped)
+
+    def _key(self, files: list[Path]) -> str:
+        """Return a digest of the content of files, and of how they are decoded."""
+
+        def digest(path: Path) -> str:
+            return f"{path.relative_to(self.folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+        with ThreadPoolExecutor(max(1, self.workers)) as pool:
+            lines = list(pool.map(digest, files))
+        how = f"reader {READER}, size {self.size}, margin {self.margin}"
+        return hashlib.sha256("\n".join([how, *lines]).encode()).hexdigest()
 
 
-def _decode_all(
-    files: list[Path], size: int, skip_damaged: bool, workers: int, watch: Callable[[int, int], None] | None
-) -> tuple[list[tuple[Path, np.ndarray]], list[str]]:
-    """Return each image that can be read with its path, and what is wrong with the others."""
-
-    def decode(path: Path) -> np.ndarray | str:
-        try:
-            return decode_image(path, size)
-        except ImageError as error:
-            if not skip_damaged:
-                raise
-            return str(error)
-
-    decoded, skipped = [], []
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        for done, (path, result) in enumerate(zip(files, pool.map(decode, files), strict=True), start=1):
-            if isinstance(result, str):
-                skipped.append(result)
-            else:
-                decoded.append((path, result))
-            if watch is not None:
-                watch(done, len(files))
-    return decoded, skipped
+def read_folder(folder: str | Path, *, size: int, **settings: Any) -> FolderImages:
+    """Decode all images of a folder; the settings are those of `ImageFolder`."""
+    return ImageFolder(folder, size=size, **settings).read()
 
 
 def list_images(folder: str | Path) -> list[Path]:
@@ -123,19 +165,22 @@ def list_images(folder: str | Path) -> list[Path]:
     return files
 
 
-def decode_image(path: Path, size: int) -> np.ndarray:
+def decode_image(path: Path, size: int, margin: float = 0.0) -> np.ndarray:
     """Return an image as bytes of shape (3, size, size); raise `ImageError` for one that cannot be read."""
+    scaled = round(size * (1 + margin))
     try:
         with Image.open(path) as opened:
             if opened.width * opened.height > LARGEST:
                 raise ImageError(f"'{path}' has {opened.width} x {opened.height} pixels, more than can be read safely")
-            opened.draft("RGB", (size, size))  # lets JPEG decode at a fraction of its size
+            opened.draft("RGB", (scaled, scaled))  # lets JPEG decode at a fraction of its size
             picture = _plain_colour(ImageOps.exif_transpose(opened))
     except ImageError:
         raise
     except Exception as error:  # decoders raise whatever they like
         raise ImageError(f"'{path}' cannot be read as an image ({type(error).__name__}: {error})") from error
-    square = ImageOps.fit(picture, (size, size), Image.Resampling.BILINEAR)
+    square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
+    edge = (scaled - size) // 2
+    square = square.crop((edge, edge, edge + size, edge + size)) if scaled > size else square
     return np.asarray(square).transpose(2, 0, 1).copy()
 
 
@@ -149,15 +194,6 @@ def _plain_colour(picture: Image.Image) -> Image.Image:
         white = Image.new("RGBA", picture.size, "white")
         return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
     return picture.convert("RGB")
-
-
-def _content_key(folder: Path, files: list[Path], size: int, workers: int) -> str:
-    def digest(path: Path) -> str:
-        return f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
-
-    with ThreadPoolExecutor(max(1, workers)) as pool:
-        lines = list(pool.map(digest, files))
-    return hashlib.sha256("\n".join([f"reader {READER}, size {size}", *lines]).encode()).hexdigest()
 
 
 def _from_cache(path: Path) -> FolderImages:

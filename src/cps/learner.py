@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
-from cps.data import Examples, all_labels, as_images
+from cps.data import Examples, all_labels
 from cps.devices import make_fabric, precision_of, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
+from cps.images import as_images
 from cps.intake import batch_to_look_at, check_shape, check_task, first_look, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork

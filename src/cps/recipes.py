@@ -6,19 +6,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from cps.augmentation import Augmentation, Chain, Flip, PadCrop
+from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.backbones import SmallConvNet, resnet18, resnet32
 from cps.data import Data
+from cps.folders import ImageFolder
 from cps.pixels import Normalize
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Scenario, split_by_class
 from cps.selection import ImportanceSignature, MaxOutput, Selector
-from cps.settings import Adam, Cosine, Steps, Training, scaled
+from cps.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scaled
+from cps.sources import (
+    imagenet_weights,
+    read_cifar100,
+    read_cub200,
+    read_digits,
+    read_image_folders,
+    read_imagenet100,
+)
 
+SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1))
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -41,16 +49,33 @@ class Recipe:
     prune_images: int = 1000
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     order: int | None = None
+    pretrained: Callable[[nn.Module, Path | None], None] | None = None
 
-    def scenario(self, data: Path | None, order: int | None) -> Scenario:
-        """Return the tasks, in the order of classes that a seed gives (None: sorted)."""
+    def scenario(
+        self, data: Path | None, order: int | None, watch: Callable[[int, int], None] | None = None
+    ) -> Scenario:
+        """Return the tasks, in the order of classes that a seed gives (None: sorted).
+
+        `watch` is called while images are decoded, which is done when a task is learned.
+        """
         train, test = self.read(data)
+        for part in (train, test):
+            if isinstance(part, ImageFolder):
+                part.watch = watch
         return split_by_class(train, test, sizes=self.sizes, order=order)
 
     def learner_settings(self) -> dict[str, Any]:
         """Return what `Learner` takes of the recipe."""
         names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "normalize", "prune_images")
         return {name: getattr(self, name) for name in names}
+
+    def selecting_by(self, name: str) -> "Recipe":
+        """Return the recipe with the selector of that name as the one that predicts."""
+        known = {selector.name: selector for selector in (*self.selectors, *SELECTORS)}
+        if name not in known:
+            raise ValueError(f"there is no selector '{name}'; there are: {', '.join(known)}")
+        others = tuple(selector for selector in self.selectors if selector.name != name)
+        return replace(self, selectors=(known[name], *others))
 
     def scaled(self, epochs: float) -> "Recipe":
         """Return the recipe with `epochs` times the epochs, for a short trial."""
@@ -72,17 +97,6 @@ def digits() -> Recipe:
     )
 
 
-def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
-    """Return the digits that scikit-learn brings, four fifths to train and one fifth to test."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    images, labels = load_digits(return_X_y=True)
-    images = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
-    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
-    return (images[train], labels[train]), (images[test], labels[test])
-
-
 def cifar100(tasks: int) -> Recipe:
     """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks: ResNet-18(1/3), Adam, three rounds."""
     return Recipe(
@@ -98,6 +112,53 @@ def cifar100(tasks: int) -> Recipe:
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
     )
+
+
+def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe:
+    """Return the paper's ImageNet in ten tasks: ResNet-18, one round; DATA/train/CLASS and DATA/val/CLASS."""
+    return Recipe(
+        name=f"imagenet{classes}{suffix}",
+        about=f"ImageNet, {classes} classes in 10 tasks, ResNet-18, {type(optimizer).__name__}; the paper's settings",
+        read=read_imagenet100 if classes == 100 else read_image_folders,
+        sizes=classes // 10,
+        backbone=large_resnet18,
+        train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
+        retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=1,
+        augment=Chain((ResizedCrop(), Flip())),
+        normalize=IMAGENET,
+        order=1993,
+    )
+
+
+def cub200() -> Recipe:
+    """Return the paper's CUB-200 in four tasks of 50: ResNet-18 with ImageNet weights, one round."""
+    optimizer = SGD(1e-2, weight_decay=1e-4)
+    return Recipe(
+        name="cub200",
+        about="CUB-200-2011 in 4 tasks of 50, ResNet-18 with ImageNet weights; the paper's settings",
+        read=read_cub200,
+        sizes=50,
+        backbone=large_resnet18,
+        pretrained=imagenet_weights,
+        train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
+        retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
+        pruner=NNrelief(alpha=0.95),
+        rounds=1,
+        augment=Chain((ResizedCrop(), Flip())),
+        normalize=IMAGENET,
+        prune_images=100,
+    )
+
+
+def large_resnet18() -> nn.Module:
+    """Return torchvision's ResNet-18 for images of 224 pixels, without its head."""
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    backbone = torchvision_resnet18()
+    backbone.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    return backbone
 
 
 def cifar100_b50(rounds: int = 1) -> Recipe:
@@ -120,24 +181,6 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
     )
 
 
-def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
-    """Return CIFAR-100 from a folder that holds `cifar-100-python`, or that it can be downloaded to."""
-    from torchvision.datasets import CIFAR100
-
-    root = folder or Path("data")
-    parts = []
-    for train in (True, False):
-        try:
-            part = CIFAR100(root, train=train, download=not (root / CIFAR100.base_folder).is_dir())
-        except (RuntimeError, OSError) as error:
-            raise ValueError(
-                f"CIFAR-100 is not in '{root}', or is damaged, and cannot be downloaded ({error}); put the unpacked "
-                f"folder '{CIFAR100.base_folder}' there, or name another folder with --data"
-            ) from error
-        parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), part.targets))
-    return parts[0], parts[1]
-
-
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
     "cifar100-5": partial(cifar100, 5),
@@ -145,4 +188,9 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar100-20": partial(cifar100, 20),
     "cifar100-b50": cifar100_b50,
     "cifar100-b50-frozen": partial(cifar100_b50, 0),
+    "imagenet100": partial(imagenet, 100, SGD(0.1)),
+    "imagenet100-adam": partial(imagenet, 100, Adam(1e-2, weight_decay=1e-4), "-adam"),
+    "imagenet1000": partial(imagenet, 1000, SGD(0.1)),
+    "imagenet1000-adam": partial(imagenet, 1000, Adam(1e-2, weight_decay=1e-4), "-adam"),
+    "cub200": cub200,
 }

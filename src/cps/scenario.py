@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from cps.data import ClassName, Data, as_images, known_labels, plain_labels
+from cps.data import ClassName, Data, known_labels, plain_labels
+from cps.images import as_images
 
 
 @dataclass(frozen=True)
