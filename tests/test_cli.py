@@ -86,7 +86,7 @@ def test_a_folder_with_another_run_is_refused(demo):
 
 def test_the_page_stands_alone(demo):
     page = (demo[0] / "report.html").read_text()
-    assert page.count("<svg") == page.count("<figure>") == 6
+    assert page.count("<svg") == page.count("<figure>") == 10
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
@@ -107,7 +107,7 @@ def test_the_page_opens_in_a_browser(demo, tmp_path):
     dump = subprocess.run(
         [*command[:-3], "--dump-dom", command[-1]], check=True, capture_output=True, timeout=120, text=True
     ).stdout
-    assert dump.count("</svg>") == 6
+    assert dump.count("</svg>") == 10
 
 
 def test_report_makes_one_page_of_several_runs(demo, tmp_path):
@@ -115,7 +115,7 @@ def test_report_makes_one_page_of_several_runs(demo, tmp_path):
         app, ["report", str(demo[0]), str(demo[0] / "results.json"), "--out", str(tmp_path / "both.html")]
     )
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "both.html").read_text().count("<h1>") == 2
+    assert (tmp_path / "both.html").read_text().count("<h1>") == 3  # one of them about both
 
 
 def test_the_recipes_are_listed():

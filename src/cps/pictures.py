@@ -7,10 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cps.metrics import history
+from cps.metrics import backward_transfer, history
+from cps.published import PUBLISHED
 
 Results = dict[str, Any]
 
+KINDS = {"accuracy": "class accuracy", "selection": "selection accuracy"}
 COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
 
 
@@ -54,22 +56,125 @@ def accuracy_by_group_size(results: Results) -> Figure:
 def matrices(results: Results, size: str) -> Figure:
     """Heatmaps: class-IL accuracy and selection accuracy on each task (column) after each task (row)."""
     entry = results["class_il"][results["default_selector"]][size]
+    titles = {f"{what} (%), group size {size}": entry[key] for key, what in KINDS.items()}
+    return _heatmaps(titles)
+
+
+def selections(results: Results, size: str) -> Figure:
+    """Heatmaps: how often each selector finds the subnetwork, on each task after each task."""
+    return _heatmaps(
+        {
+            f"{selector}: selected (%), group size {size}": by[size]["selection"]
+            for selector, by in results["class_il"].items()
+        }
+    )
+
+
+def accuracy_on_each_task(results: Results) -> Figure:
+    """Accuracy on each task after the last: no task is lost, whenever it was learned."""
+    figure, axes = _figure(width=max(6.4, 0.5 * len(results["classes_per_task"])))
+    by_size = results["class_il"][results["default_selector"]]
+    sizes = list(by_size)
+    large = "20" if "20" in by_size else sizes[-1]
+    shown = {"task known (task-IL)": results["task_il"], f"cps, groups of {large} images": by_size[large]}
+    if sizes[0] != large:
+        shown[f"cps, {'one image' if sizes[0] == '1' else f'groups of {sizes[0]}'}"] = by_size[sizes[0]]
+    colours = (COLOURS["ceiling"], COLOURS["other"], COLOURS["ours"])
+    places = np.arange(1, len(results["classes_per_task"]) + 1)
+    for index, ((label, entry), colour) in enumerate(zip(shown.items(), colours, strict=False)):
+        last = _array(entry["accuracy"])[-1]
+        axes.bar(places + 0.28 * (index - (len(shown) - 1) / 2), last, 0.28, color=colour, label=label)
+    axes.set_xticks(places)
+    _decorate(axes, "task", "accuracy after the last task (%)")
+    axes.legend(fontsize=8, frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
+    return figure
+
+
+def forgetting_history(results: Results) -> Figure:
+    """BWT after each task: how many points the tasks before it have lost since they were learned."""
+    figure, axes = _figure()
+    by_size = results["class_il"][results["default_selector"]]
+    sizes = list(by_size)
+    shown = {"task known (task-IL)": (results["task_il"], COLOURS["ceiling"], "s-")}
+    large = "20" if "20" in by_size else sizes[-1]
+    shown["cps, one image" if sizes[0] == "1" else f"cps, groups of {sizes[0]}"] = (
+        by_size[sizes[0]],
+        COLOURS["ours"],
+        "o-",
+    )
+    shown[f"cps, groups of {large} images"] = (by_size[large], COLOURS["ours"], "o--")
+    if "finetuning" in results.get("bounds", {}):
+        shown["finetuning"] = (results["bounds"]["finetuning"], COLOURS["low"], "v-")
     tasks = len(results["classes_per_task"])
+    for label, (entry, colour, style) in shown.items():
+        matrix = _array(entry["accuracy"])
+        lost = [backward_transfer(matrix[: after + 1, : after + 1]) for after in range(1, tasks)]
+        axes.plot(range(2, tasks + 1), lost, style, color=colour, label=label)
+    axes.set_xticks(range(2, tasks + 1))
+    _decorate(axes, "tasks learned", "points forgotten so far (BWT)")
+    axes.set_ylim(-4, None)
+    return figure
+
+
+def histories(runs: Sequence[Results], size: str) -> Figure:
+    """Accuracy after each task of several runs: the mean, and a band of one standard deviation."""
+    figure, axes = _figure()
+    selector = runs[0]["default_selector"]
+    tasks = range(1, len(runs[0]["classes_per_task"]) + 1)
+    shown = {"task known (task-IL)": ([run["task_il"] for run in runs], COLOURS["ceiling"], "s-")}
+    for number, style in (("1", "o-"), (size, "o--")):
+        if all(number in run["class_il"][selector] for run in runs):
+            label = f"cps, {'one image' if number == '1' else f'groups of {number} images'}"
+            shown[label] = ([run["class_il"][selector][number] for run in runs], COLOURS["ours"], style)
+    for label, (entries, colour, style) in shown.items():
+        curves = np.array([_history(entry) for entry in entries])
+        mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0
+        axes.plot(tasks, mean, style, color=colour, label=label)
+        axes.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+    for number, curve in PUBLISHED.get(runs[0]["recipe"], {}).get("history", {}).items():
+        if number in (size, "task-IL") and len(curve) == len(tasks):
+            what = "task known" if number == "task-IL" else f"groups of {number}"
+            axes.plot(tasks, curve, ":", color=COLOURS["grey"], label=f"paper, {what} (top-5)")
+    axes.set_xticks(list(tasks))
+    _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
+    return figure
+
+
+def group_sizes(runs: Sequence[Results]) -> Figure:
+    """Accuracy by group size of several runs, for each selector: the mean, and a band of one standard deviation."""
+    figure, axes = _figure()
+    colours = (COLOURS["ours"], COLOURS["other"], COLOURS["low"], COLOURS["grey"])
+    sizes = list(next(iter(runs[0]["class_il"].values())))
+    for selector, colour in zip(runs[0]["class_il"], colours, strict=False):
+        curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
+        mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0
+        axes.plot(range(len(sizes)), mean, "o-", color=colour, label=selector)
+        axes.fill_between(range(len(sizes)), mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+    ceiling = float(np.mean([run["task_il"]["ACC"] for run in runs]))
+    axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
+    axes.set_xticks(range(len(sizes)), sizes)
+    _decorate(axes, "images known to share a task (group size)", "accuracy after the last task (%)")
+    return figure
+
+
+def _heatmaps(matrices: dict[str, Any]) -> Figure:
+    """Draw matrices (after, on) side by side."""
+    tasks = len(next(iter(matrices.values())))
     side = max(3.2, 0.36 * tasks + 1.2)
-    figure = Figure(figsize=(2 * side + 1.2, side + 0.3), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for axes, key, title in ((left, "accuracy", "class accuracy (%)"), (right, "selection", "selection accuracy (%)")):
-        values = _array(entry[key])
+    figure = Figure(figsize=(len(matrices) * side + 1.2, side + 0.3), layout="constrained")
+    every = figure.subplots(1, len(matrices), squeeze=False)[0]
+    for axes, (title, rows) in zip(every, matrices.items(), strict=True):
+        values = _array(rows)
         picture = axes.imshow(values, vmin=0, vmax=100, cmap="viridis")
-        axes.set_title(f"{title}, group size {size}", fontsize=10)
+        axes.set_title(title, fontsize=9)
         axes.set_xlabel("on task")
         axes.set_ylabel("after task")
-        axes.set_xticks(range(tasks), range(1, tasks + 1))
-        axes.set_yticks(range(tasks), range(1, tasks + 1))
+        axes.set_xticks(range(tasks), range(1, tasks + 1), fontsize=8)
+        axes.set_yticks(range(tasks), range(1, tasks + 1), fontsize=8)
         for after in range(tasks):
             for on in range(after + 1):
                 colour = "black" if values[after, on] > 60 else "white"
-                axes.text(on, after, f"{values[after, on]:.0f}", ha="center", va="center", color=colour, fontsize=8)
+                axes.text(on, after, f"{values[after, on]:.0f}", ha="center", va="center", color=colour, fontsize=7)
         figure.colorbar(picture, ax=axes, shrink=0.8)
     return figure
 
@@ -108,8 +213,8 @@ def taken_by_task(results: Results) -> Figure:
     return figure
 
 
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+def _figure(width: float = 6.4) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, 3.8), layout="constrained")
     return figure, figure.subplots()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from cps import pictures
+from cps import comparison, pictures
 from cps.storage import write_text
 
 Results = dict[str, Any]
@@ -21,7 +21,8 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd;
 .cards li { flex: 1 1 9rem; border: 1px solid #ddd; border-radius: .5rem; padding: .7rem .9rem; }
 .cards b { display: block; font-size: 1.7rem; color: #0b5cad; } .cards .low b { color: #b8322f; }
 .cards .ceiling b { color: #3d8650; }
-table { border-collapse: collapse; margin: 1rem 0; } th, td { padding: .3rem .8rem; text-align: right; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
+th, td { padding: .3rem .7rem; text-align: right; } td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
 tbody tr:nth-child(even) { background: #f6f8fa; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }
@@ -34,13 +35,38 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; }
 def write_report(path: Path, runs: Sequence[Results]) -> None:
     """Write the page about one or more runs."""
     title = ", ".join(dict.fromkeys(run["recipe"] for run in runs))
-    body = "\n".join(_section(run) for run in runs)
+    body = "\n".join([*([_overview(runs)] if len(runs) > 1 else []), *(_section(run) for run in runs)])
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>cps: {html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
     write_text(path, page)
+
+
+def _overview(runs: Sequence[Results]) -> str:
+    """Return the section about all runs together: mean and standard deviation over those of the same recipe."""
+    parts = [
+        f"<h1>{len(runs)} runs</h1>",
+        '<p class="sub">mean ± standard deviation over the runs of a recipe, which differ in order or seed</p>',
+        "<h2>Accuracy after the last task, by group size</h2>",
+        _html_table(*comparison.accuracy_table(runs)),
+        "<h2>Metrics</h2>",
+        _html_table(*comparison.metrics_table(runs)),
+        "<h2>Each task after the last one</h2>",
+        _html_table(*comparison.row_table(runs, "20")),
+    ]
+    for name, same in comparison.by_recipe(runs).items():
+        sizes = list(next(iter(same[0]["class_il"].values())))
+        large = "20" if "20" in sizes else sizes[-1]
+        orders = ", ".join(f"order {run['order']} seed {run['seed']}" for run in same)
+        parts += [
+            f"<h2>{html.escape(name)}</h2>",
+            f'<p class="sub">{html.escape(orders)}</p>',
+            _picture(pictures.histories(same, large), "Accuracy after each task; the band is one standard deviation."),
+            _picture(pictures.group_sizes(same), "Accuracy by group size; the band is one standard deviation."),
+        ]
+    return "\n".join(parts)
 
 
 def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
@@ -82,6 +108,11 @@ def _section(run: Results) -> str:
         ("One image at a time: accuracy of the class, and of the selected subnetwork.",
          lambda: pictures.matrices(run, sizes[0])),
         (f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
+        ("How often each selector finds the subnetwork of one image.", lambda: pictures.selections(run, sizes[0])),
+        (f"The same for groups of {large}.", lambda: pictures.selections(run, large)),
+        ("Accuracy on each task after the last.", lambda: pictures.accuracy_on_each_task(run)),
+        ("Points forgotten so far. With the task known nothing is forgotten; without, more tasks to choose among cost "
+         "some accuracy on all.", lambda: pictures.forgetting_history(run)),
         ("Weights of each layer used by any and by every task, and how many tasks share a weight.",
          lambda: pictures.weights_per_layer(run)),
         ("Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),

@@ -1,0 +1,94 @@
+"""Comparison: several runs of a recipe, with other orders or seeds, as one mean and spread."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cps.published import PUBLISHED
+
+Results = dict[str, Any]
+
+
+def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
+    """Return the runs of each recipe; those with mirror images at test are apart."""
+    groups: dict[str, list[Results]] = {}
+    for run in runs:
+        groups.setdefault(run["recipe"] + (", flips" if run.get("flips") else ""), []).append(run)
+    return groups
+
+
+def mean_and_spread(values: Sequence[float]) -> str:
+    """Return the mean, with the standard deviation where there are several values."""
+    mean = statistics.fmean(values)
+    return f"{mean:.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
+
+
+def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of accuracy by group size: of each recipe and selector, and of the bounds."""
+    sizes = sorted({int(size) for run in runs for by_size in run["class_il"].values() for size in by_size})
+    rows = []
+    for name, same in by_recipe(runs).items():
+        rows.append([name, "task known", str(len(same)), *[_over(same, lambda r: r["task_il"]["ACC"])] * len(sizes)])
+        for selector in same[0]["class_il"]:
+            found = [run["class_il"][selector] for run in same if selector in run["class_il"]]
+            cells = [
+                _over([entry for entry in found if str(size) in entry], lambda e, n=str(size): e[n]["ACC"])
+                for size in sizes
+            ]
+            rows.append([name, selector, str(len(same)), *cells])
+        for bound in ("finetuning", "joint"):
+            known = [run for run in same if bound in run.get("bounds", {})]
+            if known:
+                cells = [_over(known, lambda r, b=bound: r["bounds"][b]["ACC"]), *[""] * (len(sizes) - 1)]
+                rows.append([name, bound, str(len(known)), *cells])
+    return ["recipe", "selector", "runs", *map(str, sizes)], rows
+
+
+def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of ACC, AIA, BWT and selection accuracy at a few group sizes, and the paper's AIA."""
+    rows = []
+    for name, same in by_recipe(runs).items():
+        selector = same[0]["default_selector"]
+        for size in [size for size in ("1", "20", "60") if all(size in run["class_il"][selector] for run in same)]:
+            entries = [run["class_il"][selector][size] for run in same]
+            cells = [mean_and_spread([entry[key] for entry in entries]) for key in ("ACC", "AIA", "BWT")]
+            selected = mean_and_spread([_mean(entry["selection"][-1]) for entry in entries])
+            top5 = mean_and_spread([entry["top5"] for entry in entries]) if all("top5" in e for e in entries) else ""
+            rows.append([name, size, *cells, selected, top5, _paper(same[0]["recipe"], size)])
+    return ["recipe", "group size", "ACC", "AIA", "BWT", "selection", "top-5", "paper"], rows
+
+
+def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[str]]]:
+    """Return the head and rows of the accuracy on each task after the last: the task known, and at one group size."""
+    columns: dict[str, list[str]] = {}
+    for name, same in by_recipe(runs).items():
+        entries = {"task known": [run["task_il"] for run in same]}
+        found = [run["class_il"][run["default_selector"]].get(size) for run in same]
+        if all(found):
+            entries["one image" if size == "1" else f"groups of {size}"] = found
+        for label, known in entries.items():
+            last = zip(*(entry["accuracy"][-1] for entry in known), strict=True)
+            columns[f"{name}, {label}"] = [mean_and_spread(values) for values in last]
+    tasks = max(len(cells) for cells in columns.values())
+    rows = [
+        [str(task + 1), *(cells[task] if task < len(cells) else "" for cells in columns.values())]
+        for task in range(tasks)
+    ]
+    return ["task", *columns], rows
+
+
+def _paper(recipe: str, size: str) -> str:
+    known = PUBLISHED.get(recipe, {})
+    if "AIA" in known and size == "60":
+        return f"AIA {known['AIA']} ± {known['AIA spread']}, BWT {known['BWT']}"
+    if size in known.get("history", {}):
+        return f"{known['history'][size][-1]:.1f} ({known['what']})"
+    return ""
+
+
+def _over(entries: Sequence[Results], value: Callable[[Results], float]) -> str:
+    return mean_and_spread([value(entry) for entry in entries]) if entries else ""
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    return statistics.fmean([value for value in values if value is not None])

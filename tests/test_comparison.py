@@ -1,0 +1,63 @@
+"""Several runs in one table: the mean and the spread, worked out by hand."""
+
+import copy
+
+import pytest
+
+from cps import comparison
+from cps.published import PUBLISHED
+
+
+def made(recipe="demo", order=0, shift=0.0, **more):
+    """Return results of two tasks as a run writes them."""
+
+    def entry(acc):
+        rows = [[acc + 10, None], [acc - 5 + shift, acc + 5 + shift]]
+        return {"ACC": acc + shift, "AIA": acc + 5, "BWT": 15.0 - shift, "accuracy": rows, "selection": rows}
+
+    return {
+        "recipe": recipe, "order": order, "seed": 0, "classes_per_task": [2, 2], "default_selector": "MaxOutput",
+        "task_il": entry(80), "class_il": {"MaxOutput": {"1": entry(40), "20": entry(70)}}, "bounds": {}, **more,
+    }  # fmt: skip
+
+
+def test_runs_of_a_recipe_become_one_row_with_mean_and_standard_deviation():
+    head, rows = comparison.accuracy_table([made(), made(order=1, shift=2.0), made("other")])
+    assert head == ["recipe", "selector", "runs", "1", "20"]
+    assert rows[0] == ["demo", "task known", "2", "81.0 ± 1.4", "81.0 ± 1.4"]
+    assert rows[1] == ["demo", "MaxOutput", "2", "41.0 ± 1.4", "71.0 ± 1.4"]
+    assert rows[3] == ["other", "MaxOutput", "1", "40.0", "70.0"]
+
+
+def test_runs_with_mirror_images_and_bounds_have_rows_of_their_own():
+    bounds = {"finetuning": {"ACC": 20.0}, "joint": {"ACC": 90.0}}
+    _, rows = comparison.accuracy_table([made(), made(flips=True), made(bounds=bounds)])
+    assert [row[:3] for row in rows] == [
+        ["demo", "task known", "2"], ["demo", "MaxOutput", "2"], ["demo", "finetuning", "1"], ["demo", "joint", "1"],
+        ["demo, flips", "task known", "1"], ["demo, flips", "MaxOutput", "1"],
+    ]  # fmt: skip
+
+
+def test_each_task_after_the_last_is_a_row():
+    head, rows = comparison.row_table([made(), made(shift=2.0)], "20")
+    assert head == ["task", "demo, task known", "demo, groups of 20"]
+    assert rows == [["1", "76.0 ± 1.4", "66.0 ± 1.4"], ["2", "86.0 ± 1.4", "76.0 ± 1.4"]]
+
+
+def test_the_papers_numbers_stand_beside_ours():
+    run = made("cifar100-b50")
+    run["class_il"]["MaxOutput"]["60"] = copy.deepcopy(run["class_il"]["MaxOutput"]["20"])
+    head, rows = comparison.metrics_table([run])
+    assert [row[1] for row in rows] == ["1", "20", "60"]
+    assert rows[2][head.index("paper")] == "AIA 64.97 ± 4.23, BWT 11.68"
+    assert rows[2][head.index("AIA")] == "75.0"
+    _, rows = comparison.metrics_table([made("imagenet100")])
+    assert rows[1][-1] == "92.6 (top-5 inside the selected task)"
+    assert all(len(curve) == 10 for known in PUBLISHED.values() for curve in known.get("history", {}).values())
+
+
+def test_one_value_has_no_spread():
+    assert comparison.mean_and_spread([41.26]) == "41.3"
+    assert comparison.mean_and_spread([40, 42]) == "41.0 ± 1.4"
+    with pytest.raises(Exception, match="at least one"):
+        comparison.mean_and_spread([])
