@@ -71,6 +71,7 @@ def bench(
     flips: Annotated[bool, typer.Option(help="Let the mirror image of each image help to select.")] = False,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines, each with so many devices.")] = 1,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
     precision: Annotated[
         str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. Else bf16-mixed on a GPU.")
@@ -91,7 +92,7 @@ def bench(
     if selector is not None:
         chosen = chosen.selecting_by(selector)
     folder = out or Path("runs") / recipe
-    fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision)
+    fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision, nodes=nodes)
     with _Bars(quiet=not fabric.is_global_zero) as watch:
         run = Run(
             chosen,
