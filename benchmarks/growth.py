@@ -101,7 +101,7 @@ def picture(measured: dict[str, Any]) -> Figure:
 def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
     """Learn fifty tasks of two classes; note time, file size, memory, and the time of a prediction."""
     torch.manual_seed(0)
-    training = cps.Training(4, cps.Adam(1e-3), batch_size=64)
+    training = cps.Training(3, cps.Adam(1e-3), batch_size=64)
     learner = cps.Learner(
         cps.SmallConvNet(3, (64, 128, 128)), rounds=1, train=training, retrain=training, fabric=fabric,
         pruner=cps.NNrelief(0.6), selectors=[cps.MaxOutput()],
@@ -111,7 +111,7 @@ def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
     images = torch.rand(256, 3, 16, 16)
     with tempfile.TemporaryDirectory() as folder:
         for index in range(TASKS):
-            data = torch.rand(256, 3, 16, 16) + 0.05 * index, [2 * index + number % 2 for number in range(256)]
+            data = torch.rand(192, 3, 16, 16) + 0.05 * index, [2 * index + number % 2 for number in range(192)]
             task = cps.Task([2 * index, 2 * index + 1], train=data)
             if fabric.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()

@@ -64,19 +64,19 @@ def _engine_steps(fabric: "Fabric") -> Rows:
 
 def scoring(fabric: "Fabric") -> Rows:
     """Compare scoring and pruning a whole network with one epoch over the same images."""
-    images = torch.randn(1024, 3, 32, 32, device=fabric.device)
+    images = torch.randn(512, 3, 32, 32, device=fabric.device)
     backbone = cps.resnet18(3, PAPER).to(fabric.device)
     masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
     labels = torch.randint(0, 10, (BATCH,), device=fabric.device)
     step = plain_step(Classifier(backbone, nn.Linear(PAPER[-1], 10)).to(fabric.device), images[:BATCH], labels)
-    pruner, batches = cps.NNrelief(), list(images.split(BATCH if fabric.device.type == "cpu" else 1024))
+    pruner, batches = cps.NNrelief(), list(images.split(BATCH if fabric.device.type == "cpu" else 512))
 
     def epoch() -> None:
-        for _ in range(1024 // BATCH):
+        for _ in range(512 // BATCH):
             step()
 
     times = compare(lambda: pruner(backbone, masks, batches), epoch, fabric.device, pairs=2)
-    return [row("NNrelief on 1,024 images, against one epoch over them", *times, None)]
+    return [row("NNrelief on 512 images, against one epoch over them", *times, None)]
 
 
 def memory(fabric: "Fabric") -> Rows:

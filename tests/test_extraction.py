@@ -5,6 +5,7 @@ import torch
 
 import cps
 from conftest import ACCELERATOR, make_task
+from cps.crowd import Crowd, narrowed
 from test_any_module import BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
@@ -121,3 +122,24 @@ def test_evidence_is_computed_once_and_together_for_whoever_iterates():
     assert [int(outputs.features[0]) for outputs in evidence.until(3)] == [0, 1, 2]
     assert len(list(evidence)) == 4
     assert asked == [[3], [0, 1, 2]]
+
+
+def test_half_precision_is_used_only_where_it_rounds_and_does_no_more():
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten()).requires_grad_(False)
+    pixels = torch.randn(2, 3, 6, 6)
+    half = narrowed(network, pixels)
+    assert half is not None
+    torch.testing.assert_close(half(pixels), network(pixels), rtol=1e-2, atol=1e-2)
+    network[0].weight *= 1e5  # beyond what a half can hold
+    assert narrowed(network, pixels) is None
+    assert narrowed(network.double(), pixels.double()) is None
+
+
+def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole, monkeypatch):
+    learner, images = small_and_whole
+    learner.network._small = {task: learner.extract(task).backbone for task in range(2)}
+    whole = learner.network.whole_outputs([images], 1)
+    lost = torch.full_like(whole.features, float("inf"))
+    monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole.features, lost])
+    assert torch.equal(learner.network.outputs([images], [0, 1])[1].features, whole.features)

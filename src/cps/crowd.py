@@ -1,8 +1,8 @@
 """The crowd: many small networks look at the same pixels at once.
 
 On a CPU each network and stretch of images is a job of one thread, since layers this small gain little from several.
-On a GPU the networks run side by side on streams of their own, all captured as one graph. Whatever else is in the
-crowd, a network computes the same bits.
+On a GPU the networks run side by side on streams of their own, all captured as one graph, in half precision where that
+rounds no more than a GPU does anyway. Whatever else is in the crowd, a network computes the same bits.
 """
 
 import copy
@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from cps.capture import Captured
-from cps.devices import same_bits
+from cps.devices import full_precision, same_bits
 from cps.padding import padded
 
 STRETCH = 32  # images in one job of a CPU
 STREAMS = 16
+ROUNDING = 2e-3  # of the largest feature; as much as convolutions on a GPU round by default
 
 
 class Crowd:
@@ -48,21 +49,52 @@ class Crowd:
         if not self._streams:
             self._streams = [torch.cuda.Stream() for _ in range(min(STREAMS, len(self.networks)))]
         found = []
+        half = pixels.half()
         for stream in self._streams:
             stream.wait_stream(main)
         for index, network in enumerate(self.networks):
             with torch.cuda.stream(self._streams[index % len(self._streams)]):
-                found.append(network(pixels))
+                found.append(network(half if isinstance(network, Half) else pixels))
         for stream in self._streams:
             main.wait_stream(stream)
         return found
 
 
+class Half(nn.Module):
+    """A network that computes in half precision and returns features in full."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.inner = copy.deepcopy(network).half()
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return features, shape (N, d)."""
+        return self.inner(pixels.half()).float()
+
+
 @torch.no_grad()
 def member(network: nn.Module, pixels: Tensor) -> nn.Module:
     """Return a small network in the form that its device runs fastest; `pixels` are some to try it on."""
-    twin = padded(network, pixels, least=4) if pixels.is_cuda else None
-    return (twin or copy.deepcopy(network)).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if not pixels.is_cuda:
+        return _channels_last(copy.deepcopy(network))
+    twin = _channels_last(padded(network, pixels, least=4) or copy.deepcopy(network))
+    return narrowed(twin, pixels) or twin
+
+
+@torch.no_grad()
+def narrowed(network: nn.Module, pixels: Tensor) -> Half | None:
+    """Return the network in half precision, or None where its features would not be the same but for rounding."""
+    if pixels.dtype != torch.float32:
+        return None
+    with full_precision():
+        expected = network(pixels)
+    half = Half(network)
+    error = (half(pixels) - expected).abs().max()
+    return half if error <= ROUNDING * expected.abs().max() else None
+
+
+def _channels_last(network: nn.Module) -> nn.Module:
+    return network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
 @torch.no_grad()

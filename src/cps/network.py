@@ -154,7 +154,10 @@ class SharedNetwork:
         if small:
             crowd = self._crowd(small)
             features = [crowd(self.pixels(batch)) for batch in batches]
-            found |= {task: self._with_logits(task, own) for task, *own in zip(small, *features, strict=True)}
+            said = [self._with_logits(task, own) for task, *own in zip(small, *features, strict=True)]
+            sound = torch.stack([outputs.features.isfinite().all() for outputs in said]).tolist()
+            for task, outputs, is_sound in zip(small, said, sound, strict=True):  # half precision has a smaller range
+                found[task] = outputs if is_sound else self.whole_outputs(batches, task)
         return [found[task] for task in tasks]
 
     @torch.no_grad()
