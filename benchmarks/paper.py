@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper --data DIR`: the published runs of the paper's recipes, one after the other or several at once.
+"""`python -m benchmarks.paper --data DIR`: the published runs of the paper's recipes.
 
 A run that was stopped goes on when the same command is given again; finished ones are not run again. Compact results go
 to benchmarks/results, from which `python -m benchmarks.tables` makes the tables.
@@ -33,11 +33,8 @@ def main() -> None:
     parser.add_argument("--more", default="", help="further options of `cps bench`")
     arguments = parser.parse_args()
     with ThreadPoolExecutor(arguments.at_once) as pool:
-        failed = [
-            run
-            for run, done in zip(arguments.runs, pool.map(partial(_run, arguments), arguments.runs), strict=True)
-            if not done
-        ]
+        done = list(pool.map(partial(_run, arguments), arguments.runs))
+    failed = [run for run, is_done in zip(arguments.runs, done, strict=True) if not is_done]
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
