@@ -1,6 +1,8 @@
 """What learning costs: the step that protects taken weights, scoring, memory."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import cps
 from benchmarks.timing import compare, row
+from cps.augmentation import Augmentation
 from cps.data import TensorExamples
 from cps.devices import same_bits
 from cps.draft import Classifier, Draft
@@ -19,6 +22,7 @@ from cps.guard import bind
 from cps.masks import full_masks
 from cps.network import SharedNetwork
 from cps.pixels import Normalize, Prepare
+from cps.recipes import large_resnet18
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -28,6 +32,8 @@ PAPER = (21, 42, 85, 170)  # the widths of the paper's ResNet-18(1/3)
 ROUND = (24, 48, 88, 176)  # the same in multiples of eight
 FULL = (64, 128, 256, 512)
 BATCH = 128
+CIFAR = cps.Chain((cps.PadCrop(4), cps.Flip()))
+PREPARE = Prepare(Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
 
 
 def masked_step(fabric: "Fabric") -> Rows:
@@ -41,25 +47,57 @@ def masked_step(fabric: "Fabric") -> Rows:
     return [row(what, *compare(masked, dense, fabric.device, pairs=8), 1.1)]
 
 
+@dataclass(frozen=True)
+class Case:
+    """A backbone to train on images of one size."""
+
+    backbone: Callable[[], nn.Module]
+    features: int
+    size: int = 32
+    augment: Augmentation = CIFAR
+
+
+def resnet(widths: tuple[int, ...]) -> Case:
+    """Return the ResNet-18 of these widths on CIFAR's images."""
+    return Case(partial(cps.resnet18, 3, widths), widths[-1])
+
+
 def _engine_steps(fabric: "Fabric") -> Rows:
     """Compare the engine with plain PyTorch in bf16, with itself without a guard, and with rounder widths."""
     device = fabric.device
-    plain = {widths: _plain_bf16_step(widths, device) for widths in (PAPER, FULL)}
-    ours = {widths: _engine_step(widths, device) for widths in (PAPER, ROUND, FULL)}
-    compiled = {widths: _engine_step(widths, device, is_long=True) for widths in (PAPER, FULL)}
-    unguarded = _engine_step(PAPER, device, is_guarded=False)
+    third, full = resnet(PAPER), resnet(FULL)
+    large = Case(large_resnet18, 512, 224, cps.Chain((cps.ResizedCrop(), cps.Flip())))
+    ours, plain = _engine_step(third, device), _plain_bf16_step(third, device)
 
     def line(what: str, first: Callable[[], object], second: Callable[[], object], limit: float | None = None):
         return row(what, *compare(first, second, device, pairs=100), limit)
 
-    return [
-        line("step, ResNet-18(1/3), captured, against plain PyTorch in bf16", ours[PAPER], plain[PAPER]),
-        line("step, ResNet-18(1/3), compiled, against plain PyTorch in bf16", compiled[PAPER], plain[PAPER]),
-        line("step, ResNet-18, captured, against plain PyTorch in bf16", ours[FULL], plain[FULL]),
-        line("step, ResNet-18, compiled, against plain PyTorch in bf16", compiled[FULL], plain[FULL]),
-        line("step, ResNet-18(1/3), against the same without a guard", ours[PAPER], unguarded, 1.05),
-        line("step, widths 21/42/85/170, against 24/48/88/176", ours[PAPER], ours[ROUND], 1.05),
+    rows = [
+        line("step, ResNet-18(1/3), captured, against plain PyTorch in bf16", ours, plain),
+        line(
+            "step, ResNet-18(1/3), compiled, against plain PyTorch in bf16",
+            _engine_step(third, device, is_long=True),
+            plain,
+        ),
+        line(
+            "step, ResNet-18(1/3), against the same without a guard",
+            ours,
+            _engine_step(third, device, is_guarded=False),
+            1.05,
+        ),
+        line("step, widths 21/42/85/170, against 24/48/88/176", ours, _engine_step(resnet(ROUND), device), 1.05),
     ]
+    for name, case in (("ResNet-18", full), ("ResNet-18 at 224 x 224", large)):
+        plain = _plain_bf16_step(case, device)
+        rows += [
+            line(f"step, {name}, captured, against plain PyTorch in bf16", _engine_step(case, device), plain),
+            line(
+                f"step, {name}, compiled, against plain PyTorch in bf16",
+                _engine_step(case, device, is_long=True),
+                plain,
+            ),
+        ]
+    return rows
 
 
 def scoring(fabric: "Fabric") -> Rows:
@@ -125,20 +163,18 @@ def half_taken_draft(backbone: nn.Module, features: int, device: torch.device, c
     return draft
 
 
-def _plain_bf16_step(widths: tuple[int, ...], device: torch.device) -> Callable[[], None]:
+def _plain_bf16_step(case: Case, device: torch.device) -> Callable[[], None]:
     """Return the step that a careful user of PyTorch writes: bf16, channels last, a fused optimizer."""
-    model = Classifier(cps.resnet18(3, widths), nn.Linear(widths[-1], 10)).to(device)
+    model = Classifier(case.backbone(), nn.Linear(case.features, 10)).to(device)
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4, fused=True)
-    examples = _examples(device)
-    augment, prepare = _augmentation()
-    order = torch.arange(BATCH, device=device)
-    uniform = torch.rand(BATCH, augment.draws, device=device)
+    some, uniform = _examples(case, device)
+    uniform = uniform.to(device)
 
     def step() -> None:
-        pixels = prepare(augment(examples.images[order], uniform))
+        pixels = PREPARE(case.augment(some.images, uniform))
         with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(pixels), examples.targets[order])
+            loss = F.cross_entropy(model(pixels), some.targets)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -147,17 +183,14 @@ def _plain_bf16_step(widths: tuple[int, ...], device: torch.device) -> Callable[
 
 
 def _engine_step(
-    widths: tuple[int, ...], device: torch.device, *, is_guarded: bool = True, is_long: bool = False
+    case: Case, device: torch.device, *, is_guarded: bool = True, is_long: bool = False
 ) -> Callable[[], None]:
-    draft = half_taken_draft(cps.resnet18(3, widths), widths[-1], device)
-    examples = _examples(device)
-    augment, prepare = _augmentation()
+    draft = half_taken_draft(case.backbone(), case.features, device)
+    some, uniform = _examples(case, device)
     kind = Engine if is_guarded else _Unguarded
-    uniform = torch.rand(BATCH, augment.draws)
-    some = TensorExamples(examples.images[:BATCH], examples.targets[:BATCH])
     with same_bits():
         training = cps.Training(1, cps.Adam())
-        engine = kind(draft.model, some.images, training, prepare, augment, is_narrow=True, is_long=is_long)
+        engine = kind(draft.model, some.images, training, PREPARE, case.augment, is_narrow=True, is_long=is_long)
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
 
     def step() -> None:
@@ -172,13 +205,11 @@ class _Unguarded(Engine):
         self.optimizer.step()
 
 
-def _examples(device: torch.device) -> TensorExamples:
-    images = torch.randint(0, 256, (5000, 3, 32, 32), dtype=torch.uint8, device=device)
-    return TensorExamples(images, torch.randint(0, 10, (5000,), device=device))
-
-
-def _augmentation() -> tuple[cps.Chain, Prepare]:
-    return cps.Chain((cps.PadCrop(4), cps.Flip())), Prepare(Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
+def _examples(case: Case, device: torch.device) -> tuple[TensorExamples, Tensor]:
+    """Return a batch of images as bytes on the device, and the random numbers that augment them."""
+    images = torch.randint(0, 256, (BATCH, 3, case.size, case.size), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (BATCH,), device=device)
+    return TensorExamples(images, labels), torch.rand(BATCH, case.augment.draws)
 
 
 def _peak_memory(kind: str, device: torch.device) -> float:
