@@ -108,21 +108,24 @@ def test_guarding_all_weights_at_once_does_what_guarding_each_does():
     assert moved == ["a", "b"]
 
 
-def test_the_gradient_of_a_convolution_is_that_of_pytorch():
-    """Triton's interpreter runs the kernel on the CPU, in a process of its own."""
+def test_convolutions_and_their_gradients_are_those_of_pytorch():
+    """Triton's interpreter runs the kernels on the CPU, in a process of its own."""
     script = """
 import torch
-from cps.kernels import weight_gradient
+from cps.kernels import convolve, input_gradient, weight_gradient
 torch.manual_seed(0)
-for channels, outputs, size, kernel, stride in [(3, 24, 8, 3, 1), (24, 48, 7, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1)]:
-    seen = torch.randn(3, channels, size, size).to(memory_format=torch.channels_last)
-    weight = torch.randn(outputs, channels, kernel, kernel, requires_grad=True)
+last = {"memory_format": torch.channels_last}
+for channels, outputs, size, kernel, stride in [(8, 24, 8, 3, 1), (24, 48, 7, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1)]:
+    seen = torch.randn(3, channels, size, size).to(**last).requires_grad_()
+    weight = torch.randn(outputs, channels, kernel, kernel).to(**last).requires_grad_()
     out = torch.nn.functional.conv2d(seen, weight, None, stride, kernel // 2)
-    gradient = torch.randn_like(out).contiguous(memory_format=torch.channels_last)
+    gradient = torch.randn_like(out).contiguous(**last)
     out.backward(gradient)
-    torch.testing.assert_close(
-        weight_gradient(seen, gradient, kernel, stride, kernel // 2), weight.grad, rtol=1e-4, atol=1e-4
-    )
+    close = lambda ours, theirs: torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    close(convolve(seen.detach(), weight.detach(), stride, kernel // 2), out.detach())
+    close(weight_gradient(seen.detach(), gradient, kernel, stride, kernel // 2), weight.grad)
+    if stride == 1:
+        close(input_gradient(gradient, weight.detach(), kernel // 2), seen.grad)
 print("agrees")
 """
     pytest.importorskip("triton")

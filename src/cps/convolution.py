@@ -1,7 +1,7 @@
 """Convolution: the layer that a GPU trains fast, with the same numbers each time.
 
-Backward, the gradients of the input and of the weight are computed side by side on two streams, and the latter by our
-own kernel where cuDNN has no fast one that always gives the same bits.
+Our own kernels are used where cuDNN has no fast ones that always give the same bits. Backward, the gradients of the
+input and of the weight are computed side by side on two streams.
 """
 
 from functools import lru_cache
@@ -43,10 +43,10 @@ def _is_common(layer: nn.Conv2d) -> bool:
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-        narrow = weight.to(seen.dtype)
+        narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
         ctx.save_for_backward(seen, narrow)
         ctx.stride, ctx.padding = stride, padding
-        return torch.ops.aten.convolution(seen, narrow, None, *_arguments(stride, padding))
+        return convolution(seen, narrow, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:  # pyright: ignore
@@ -55,6 +55,24 @@ class _Convolve(torch.autograd.Function):
         needs_input = ctx.needs_input_grad[0]
         of_input, of_weight = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
         return of_input if needs_input else None, of_weight, None, None
+
+
+@torch.library.custom_op("cps::convolution", mutates_args=())
+def convolution(seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Return the convolution of images, all with channels last."""
+    if _is_awkward(weight):
+        from cps.kernels import convolve  # Triton is there only where GPUs are
+
+        return convolve(seen, weight, stride, padding)
+    found = torch.ops.aten.convolution(seen, weight, None, *_arguments(stride, padding))
+    return found.contiguous(memory_format=torch.channels_last)
+
+
+@convolution.register_fake
+def _(seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    outputs, _, kernel, _ = weight.shape
+    rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in seen.shape[2:])
+    return seen.new_empty(seen.shape[0], rows, columns, outputs).permute(0, 3, 1, 2)
 
 
 @torch.library.custom_op("cps::convolution_backward", mutates_args=())
@@ -68,10 +86,9 @@ def convolution_backward(
     aside.wait_stream(main)
     with torch.cuda.stream(aside):
         of_weight = _of_weight(gradient, seen, weight, stride, padding)
-    arguments = _arguments(stride, padding)
-    of_input = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [True, False, False])[0]
+    of_input = _of_input(gradient, seen, weight, stride, padding)
     main.wait_stream(aside)
-    return of_input.contiguous(memory_format=torch.channels_last), of_weight
+    return of_input, of_weight
 
 
 @convolution_backward.register_fake
@@ -81,15 +98,30 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
     return torch.empty_like(seen) if needs_input else gradient.new_empty(0), of_weight
 
 
-def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    outputs, channels, kernel, _ = weight.shape
-    if outputs * channels <= LARGEST and (outputs % 64 or channels % 64):
-        from cps.kernels import weight_gradient  # Triton is there only where GPUs are
+def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    if stride == 1 and _is_awkward(weight):
+        from cps.kernels import input_gradient
 
-        return weight_gradient(seen, gradient, kernel, stride, padding)
+        return input_gradient(gradient, weight, padding)
+    arguments = _arguments(stride, padding)
+    found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [True, False, False])[0]
+    return found.contiguous(memory_format=torch.channels_last)
+
+
+def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    if _is_awkward(weight):
+        from cps.kernels import weight_gradient
+
+        return weight_gradient(seen, gradient, weight.shape[2], stride, padding)
     arguments = _arguments(stride, padding)
     found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [False, True, False])[1]
     return found.to(torch.float32, memory_format=torch.channels_last)
+
+
+def _is_awkward(weight: Tensor) -> bool:
+    """Say whether our kernels are faster than cuDNN's for this weight."""
+    outputs, channels = weight.shape[:2]
+    return outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
 
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""Kernels in Triton: the gradient of a convolution's weight.
+"""Kernels in Triton: convolutions and their gradients where channels are few or no multiple of 64.
 
-cuDNN's deterministic kernels for it are slow where channels are few or no multiple of 64 (by 2 to 16 times, on an
-H200). Here the pixels are shared out among many programs; each multiplies its own, and the parts are added in a fixed
-order, so the same inputs always give the same bits.
+There cuDNN's deterministic kernels are slow: those of the weight's gradient by 2 to 16 times on an H200, the others by
+up to 2.5 times. Images have their channels last, so what one row of the kernel sees (its taps and their channels) is
+contiguous. Sums are taken in a fixed order: the same inputs always give the same bits.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -34,10 +34,7 @@ def _weight_gradient(
     BLOCK_OUTPUTS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Add up, for one row of the kernel, image times gradient over the pixels of one part.
-
-    With channels last, what a row of the kernel sees (its taps and their channels) is contiguous in the image.
-    """
+    """Add up, for one row of the kernel, image times gradient over the pixels of one part."""
     SEEN: tl.constexpr = KERNEL * CHANNELS
     BLOCKS: tl.constexpr = (SEEN + BLOCK_TAPS - 1) // BLOCK_TAPS
     kernel_row = tl.program_id(0) // BLOCKS
@@ -82,3 +79,84 @@ def weight_gradient(images: Tensor, gradient: Tensor, kernel: int, stride: int, 
         steps, block_pixels, block_taps, block_outputs, 4 if outputs > 128 else 2,
     )  # fmt: skip
     return parts.sum(dim=0).permute(0, 3, 1, 2)
+
+
+@triton.jit
+def _convolve(
+    images,
+    weight,
+    result,
+    pixels,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    IS_BACKWARD: tl.constexpr,
+    BLOCK_PIXELS: tl.constexpr,
+    BLOCK_TAPS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Convolve some pixels; backward, the weight is that of the convolution whose input's gradient is computed."""
+    SEEN: tl.constexpr = KERNEL * CHANNELS
+    BLOCKS: tl.constexpr = (SEEN + BLOCK_TAPS - 1) // BLOCK_TAPS
+    pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
+    output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    image = pixel // (ROWS * COLUMNS)
+    first_row = (pixel % (ROWS * COLUMNS)) // COLUMNS * STRIDE - PADDING
+    column = pixel % COLUMNS * STRIDE - PADDING
+    total = tl.zeros([BLOCK_PIXELS, BLOCK_OUTPUTS], dtype=tl.float32)
+    for step in tl.range(0, KERNEL * BLOCKS, num_stages=STAGES):
+        kernel_row = step // BLOCKS
+        seen = (step % BLOCKS) * BLOCK_TAPS + tl.arange(0, BLOCK_TAPS)
+        row = first_row + kernel_row
+        tap = column[:, None] + (seen // CHANNELS)[None, :]
+        inside = ((pixel < pixels) & (row >= 0) & (row < HEIGHT))[:, None] & (tap >= 0) & (tap < WIDTH)
+        place = ((image * HEIGHT + row) * WIDTH + column) * CHANNELS
+        patch = tl.load(images + place[:, None] + seen[None, :], mask=inside & (seen < SEEN)[None, :], other=0.0)
+        if IS_BACKWARD:  # kernels are read the other way round, and their channels are the outputs
+            turned = (KERNEL - 1 - kernel_row) * KERNEL + KERNEL - 1 - seen // CHANNELS
+            there = ((seen % CHANNELS) * KERNEL * KERNEL + turned)[:, None] * OUTPUTS + output[None, :]
+        else:
+            there = (output[None, :] * KERNEL + kernel_row) * SEEN + seen[:, None]
+        known = (seen < SEEN)[:, None] & (output < OUTPUTS)[None, :]
+        total = tl.dot(patch, tl.load(weight + there, mask=known, other=0.0), total)
+    known = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
+    tl.store(result + pixel[:, None] * OUTPUTS + output[None, :], total.to(result.dtype.element_ty), mask=known)
+
+
+def convolve(images: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+    """Return the convolution of images; they and the weight have their channels last."""
+    outputs, _, kernel, _ = weight.shape
+    rows, columns = ((size + 2 * padding - kernel) // stride + 1 for size in images.shape[2:])
+    return _launch(images, weight, (outputs, rows, columns), stride, padding, is_backward=False)
+
+
+def input_gradient(gradient: Tensor, weight: Tensor, padding: int) -> Tensor:
+    """Return the gradient of the input of a convolution of stride 1, from that of its outputs."""
+    _, channels, kernel, _ = weight.shape
+    height, width = (size + kernel - 1 - 2 * padding for size in gradient.shape[2:])
+    return _launch(gradient, weight, (channels, height, width), 1, kernel - 1 - padding, is_backward=True)
+
+
+def _launch(
+    images: Tensor, weight: Tensor, shape: tuple[int, int, int], stride: int, padding: int, *, is_backward: bool
+) -> Tensor:
+    number, channels, height, width = images.shape
+    outputs, rows, columns = shape
+    pixels, kernel = number * rows * columns, weight.shape[2]
+    block_outputs = 32 if outputs <= 32 else 64
+    block_taps = 32 if pixels >= 65536 or kernel * channels <= 32 else 64
+    block_pixels = 128 if pixels >= 8192 else 64
+    warps = 8 if block_pixels == 128 and (pixels >= 65536 or outputs > 64) else 4
+    result = torch.empty((number, *shape), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+    _convolve[(triton.cdiv(pixels, block_pixels), triton.cdiv(outputs, block_outputs))](
+        images, weight, result, pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding,
+        is_backward, block_pixels, block_taps, block_outputs, 2 if outputs <= 32 else 4, num_warps=warps,
+    )  # fmt: skip
+    return result
