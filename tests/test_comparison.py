@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from cps import comparison
+from cps import comparison, pictures
 from cps.published import PUBLISHED
 
 
@@ -61,3 +61,16 @@ def test_one_value_has_no_spread():
     assert comparison.mean_and_spread([40, 42]) == "41.0 ± 1.4"
     with pytest.raises(Exception, match="at least one"):
         comparison.mean_and_spread([])
+
+
+def test_runs_with_other_selectors_and_sizes_are_compared_in_what_they_share(tmp_path):
+    other = made(order=1)
+    other["class_il"] = {"Signature": {"1": other["class_il"]["MaxOutput"]["1"]}, **other["class_il"]}
+    del other["class_il"]["MaxOutput"]["20"]
+    head, rows = comparison.accuracy_table([other, made()])
+    assert [row[1] for row in rows] == ["task known", "Signature", "MaxOutput"]
+    assert rows[2][head.index("20")] == "70.0"
+    assert comparison.common([other, made()]) == (["MaxOutput"], ["1"])
+    assert comparison.metrics_table([{**other, "default_selector": "Signature"}, made()])[1] == []
+    for picture in (pictures.group_sizes([other, made()]), pictures.histories([other, made()], "20")):
+        picture.savefig(tmp_path / "picture.png")

@@ -11,6 +11,8 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
+from cps.capture import compiled_alone
+from cps.crowd import Crowd
 from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.engine import Engine
@@ -98,10 +100,10 @@ def test_guarding_all_weights_at_once_does_what_guarding_each_does():
     flat = Flat({name: nn.Parameter(value) for name, value in other.items()})
     other = flat.views(flat.vector.detach())
     restorer = Restorer(flat.vector, flat.views)
-    restorer.keep(
-        {"a": Kept(torch.ones(1, dtype=torch.bool), torch.ones(4, 3, 3, 3), torch.zeros(1, dtype=torch.bool))}
-    )
-    restorer.keep(guard)  # the last one counts
+    whole = Kept(torch.ones(1, dtype=torch.bool), torch.ones(4, 3, 3, 3), torch.zeros(1, dtype=torch.bool))
+    shapes = {name: value.shape for name, value in weights.items()}
+    restorer.keep({"a": whole}, shapes)
+    restorer.keep(guard, shapes)  # the last one counts
     restorer()
     assert all(torch.equal(one[name], other[name]) for name in weights)
     moved = [name for name in weights if not torch.equal(one[name], weights[name])]
@@ -187,6 +189,97 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
     for head in heads:  # the second with what the first has left
         for ours, plain in zip(by_engine(head), by_plain_steps(head), strict=True):
             torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3, check_device=False)
+
+
+def small_engine(backbone, features):
+    torch.manual_seed(0)
+    images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 2
+    model = Classifier(backbone, nn.Linear(features, 2))
+    training = cps.Training(1, cps.Adam(1e-2), batch_size=8)
+    engine = Engine(model, images, training, Prepare(), None, is_narrow=False, is_long=False)
+    examples = TensorExamples(images, labels)
+    return engine, model, lambda: engine.run(examples, [torch.arange(8)], torch.zeros(8, 0), [1.0], None)
+
+
+def test_padding_stays_zero_without_a_guard_where_an_activation_is_not_zero_at_zero():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 5, 3), nn.Sigmoid(), nn.Conv2d(5, 6, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    engine, model, step = small_engine(backbone, 6)
+    assert engine.inner[0].out_channels == 8
+    engine.begin(model, {}, None)
+    for _ in range(20):
+        step()
+    engine.settle()
+    images = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(engine.live.eval()(images), model.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_failed_half_way_leaves_no_gradient_behind():
+    engine, model, step = small_engine(conv_net(3), 12)
+    initial = copy.deepcopy(model.state_dict())
+
+    def train():
+        model.load_state_dict(initial)
+        engine.begin(model, {}, None)
+        step()
+        engine.settle()
+        return copy.deepcopy(model.state_dict())
+
+    def stop(_gradient):
+        raise RuntimeError("stopped")
+
+    expected = train()
+    handle = engine.inner[0].weight.register_hook(stop)
+    with pytest.raises(RuntimeError, match="stopped"):
+        step()
+    handle.remove()
+    assert engine.live.head.weight.grad is not None  # the negative control: there is something to forget
+    torch.testing.assert_close(train(), expected)
+
+
+def test_an_optimizer_without_state_is_taken_up_again():
+    engine, model, step = small_engine(conv_net(3), 12)
+    engine.begin(model, {}, {"state": {}, "param_groups": []})
+    step()
+    groups = engine.optimizer_state()["param_groups"][0]
+    assert isinstance(groups["lr"], float)
+    assert not groups.get("capturable")
+
+
+def test_many_engines_are_all_compiled(monkeypatch):
+    """torch.compile stops compiling a function after eight times; each engine has one of its own."""
+    compiled = []
+
+    def backend(graph, _inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda work, **_: original(work, backend=backend, dynamic=False))
+
+    class Doubles:
+        def __init__(self, factor):
+            self.factor = factor
+
+        def double(self, value):
+            return value * self.factor
+
+    for factor in range(12):
+        assert compiled_alone(Doubles(factor).double)(torch.ones(1)) == factor
+    assert len(compiled) == 12
+
+
+def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
+    from threading import Thread
+
+    before, seen = torch.get_num_threads(), []
+    Crowd([nn.Flatten()])(torch.rand(3, 1, 2, 2))
+    thread = Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert seen == [before]
 
 
 @needs_gpu

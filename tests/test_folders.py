@@ -143,3 +143,33 @@ def test_folders_without_classes_or_images_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="'empty' holds no image"):
         read_folder(tmp_path, size=8)
+
+
+def test_a_cache_that_cannot_be_written_is_only_a_warning(shipment, caplog, monkeypatch):
+    def full(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(folders.storage, "write", full)
+    assert len(read_folder(shipment, size=8, cache=shipment / "cache").images) == 5
+    assert "the disk is full" in caplog.text
+
+
+def test_a_task_of_a_folder_is_decoded_when_it_is_learned(shipment, make_learner):
+    seen = []
+    folder = cps.ImageFolder(shipment, size=8, watch=lambda done, total: seen.append((done, total)))
+    scenario = cps.split_by_class(folder, folder, sizes=2)
+    assert seen == []
+    assert folder[0][1] == "bolt"
+    learner = make_learner(cps.SmallConvNet(3, (4, 4, 4)))
+    learner.learn(scenario[0])
+    assert seen[-1] == (5, 5)
+    assert folder.read([4]).paths == ["nut/1.png"]
+    folder.keep({"nut"})
+    assert folder.targets == ["nut", "nut"]
+
+
+def test_a_margin_is_cut_off_all_around(tmp_path):
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    pixels[2:6, 2:6] = 200
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    assert (decode_image(tmp_path / "a.png", 4, margin=1.0) == 200).all()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position
@@ -125,6 +125,9 @@ class Baseline:
 
 def _joined(tasks: Sequence[Task]) -> Data:
     """Return the training data of all tasks together."""
+    parts = [task.train for task in tasks]
+    if all(isinstance(part, Subset) and part.dataset is parts[0].dataset for part in parts):
+        return Subset(parts[0].dataset, [index for part in parts for index in part.indices])
     if isinstance(tasks[0].train, Dataset):
         return ConcatDataset([task.train for task in tasks])
     labels = [label for task in tasks for label in task.train[1]]

@@ -1,7 +1,8 @@
-"""Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds."""
+"""Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds; and compiling."""
 
 import logging
 from collections.abc import Callable
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -59,10 +60,36 @@ class Captured:
                 outputs = self._work(*places)
         except RuntimeError as error:
             self._impossible = True
-            log.warning("work goes on without a CUDA graph: %s", str(error).splitlines()[0])
+            log.warning("work goes on without a CUDA graph: %s", first_line(error))
             torch.cuda.synchronize()
             return
         self._graphs[shapes] = _Graph(graph, places, outputs)
+
+    def forget(self) -> None:
+        """Keep no input of the last call."""
+        for graph in self._graphs.values():
+            for value in (*graph.inputs, *(graph.outputs or [])):
+                value.zero_()
+
+
+def compiled_alone(method: Any) -> Any:
+    """Return a method compiled for the shapes it meets first, into kernels that always give the same bits.
+
+    It gets code of its own, since torch.compile counts what it has compiled by code, and stops at eight.
+    """
+    from torch._inductor import list_options
+
+    function = method.__func__
+    code = function.__code__.replace()
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    options: Any = {"deterministic": True, "combo_kernels": True}
+    known = {name: value for name, value in options.items() if name in list_options()}
+    return torch.compile(MethodType(own, method.__self__), dynamic=False, options=known)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class _Graph(NamedTuple):

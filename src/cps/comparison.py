@@ -29,7 +29,7 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
     rows = []
     for name, same in by_recipe(runs).items():
         rows.append([name, "task known", str(len(same)), *[_over(same, lambda r: r["task_il"]["ACC"])] * len(sizes)])
-        for selector in same[0]["class_il"]:
+        for selector in dict.fromkeys(name for run in same for name in run["class_il"]):
             found = [run["class_il"][selector] for run in same if selector in run["class_il"]]
             cells = [
                 _over([entry for entry in found if str(size) in entry], lambda e, n=str(size): e[n]["ACC"])
@@ -48,8 +48,11 @@ def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
     """Return the head and rows of ACC, AIA, BWT and selection accuracy at a few group sizes, and the paper's AIA."""
     rows = []
     for name, same in by_recipe(runs).items():
+        selectors, sizes = common(same)
         selector = same[0]["default_selector"]
-        for size in [size for size in ("1", "20", "60") if all(size in run["class_il"][selector] for run in same)]:
+        if selector not in selectors:
+            continue
+        for size in [size for size in ("1", "20", "60") if size in sizes]:
             entries = [run["class_il"][selector][size] for run in same]
             cells = [mean_and_spread([entry[key] for entry in entries]) for key in ("ACC", "AIA", "BWT")]
             selected = mean_and_spread([_mean(entry["selection"][-1]) for entry in entries])
@@ -79,8 +82,8 @@ def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[
 
 def _paper(recipe: str, size: str) -> str:
     known = PUBLISHED.get(recipe, {})
-    if "AIA" in known and size == "60":
-        return f"AIA {known['AIA']} ± {known['AIA spread']}, BWT {known['BWT']}"
+    if "BWT" in known and size == "60":
+        return f"AIA {known['AIA']} ± {known.get('AIA spread', '?')}, BWT {known.get('BWT', '?')}"
     if size in known.get("history", {}):
         return f"{known['history'][size][-1]:.1f} ({known['what']})"
     return ""
@@ -88,6 +91,13 @@ def _paper(recipe: str, size: str) -> str:
 
 def _over(entries: Sequence[Results], value: Callable[[Results], float]) -> str:
     return mean_and_spread([value(entry) for entry in entries]) if entries else ""
+
+
+def common(runs: Sequence[Results]) -> tuple[list[str], list[str]]:
+    """Return the selectors and the group sizes that all runs have."""
+    selectors = [name for name in runs[0]["class_il"] if all(name in run["class_il"] for run in runs)]
+    every = [by_size for run in runs for name, by_size in run["class_il"].items() if name in selectors]
+    return selectors, [size for size in (every[0] if every else []) if all(size in by_size for by_size in every)]
 
 
 def _mean(values: Sequence[float | None]) -> float:

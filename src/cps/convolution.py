@@ -60,7 +60,7 @@ class _Convolve(torch.autograd.Function):
 @torch.library.custom_op("cps::convolution", mutates_args=())
 def convolution(seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """Return the convolution of images, all with channels last."""
-    if _is_awkward(weight):
+    if _is_awkward(weight, seen):
         from cps.kernels import convolve  # Triton is there only where GPUs are
 
         return convolve(seen, weight, stride, padding)
@@ -99,7 +99,7 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    if stride == 1 and _is_awkward(weight):
+    if stride == 1 and _is_awkward(weight, seen, gradient):
         from cps.kernels import input_gradient
 
         return input_gradient(gradient, weight, padding)
@@ -109,7 +109,7 @@ def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, paddi
 
 
 def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    if _is_awkward(weight):
+    if _is_awkward(weight, seen, gradient):
         from cps.kernels import weight_gradient
 
         return weight_gradient(seen, gradient, weight.shape[2], stride, padding)
@@ -118,10 +118,11 @@ def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padd
     return found.to(torch.float32, memory_format=torch.channels_last)
 
 
-def _is_awkward(weight: Tensor) -> bool:
-    """Say whether our kernels are faster than cuDNN's for this weight."""
+def _is_awkward(weight: Tensor, *signals: Tensor) -> bool:
+    """Say whether our kernels are faster than cuDNN's for this weight, and can count so far."""
     outputs, channels = weight.shape[:2]
-    return outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
+    largest = max(signal.shape[0] * signal.shape[2] * signal.shape[3] for signal in signals) * max(outputs, channels)
+    return outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64) and largest < 2**31
 
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:

@@ -184,7 +184,7 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
 def _read_at_once(dataset: Dataset) -> Data | None:
     """Return all images and labels of a data set that can `read` many at once, if they fit in memory."""
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
-    if not hasattr(whole, "read"):
+    if not (hasattr(whole, "read") and hasattr(whole, "bytes_each")):
         return None
     indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))  # pyright: ignore
     size = len(indices) * whole.bytes_each  # pyright: ignore[reportAttributeAccessIssue]
@@ -221,10 +221,10 @@ def known_labels(dataset: Dataset) -> list[ClassName] | None:
 
 
 def _fits(size: int, device: torch.device) -> bool:
-    """Say whether so many bytes take at most half of the memory that a GPU has left."""
+    """Say whether so many bytes, which are needed twice, leave half of the memory that a GPU has to training."""
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return size <= (free + unused) // 2
+    return size <= (free + unused) // 4
 
 
 def _plain_label(label: Any) -> Any:

@@ -30,7 +30,7 @@ def make_fabric(
         devices=devices,
         num_nodes=nodes,
         precision=precision or ("bf16-mixed" if gpu else "32-true"),
-        strategy="ddp" if several else "auto",
+        strategy="ddp_find_unused_parameters_true" if several else "auto",
     )
     return ready(fabric)
 
@@ -52,20 +52,32 @@ def precision_of(fabric: "Fabric") -> str:
 @contextmanager
 def same_bits() -> Iterator[None]:
     """Use only such convolutions of cuDNN's as give the same bits each time."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic
+    cudnn.benchmark, cudnn.deterministic = False, True
+    try:
         yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic = before
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Let a GPU keep all bits of a float32 number, which it does not by default."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    backends: Any = torch.backends
+    if hasattr(backends.cudnn, "conv"):
+        switches = [(backends.cudnn.conv, "fp32_precision", "ieee"), (backends.cuda.matmul, "fp32_precision", "ieee")]
+    else:  # before torch 2.9
+        switches = [(backends.cudnn, "allow_tf32", False), (backends.cuda.matmul, "allow_tf32", False)]
+    before = [getattr(owner, name) for owner, name, _ in switches]
+    for owner, name, value in switches:
+        setattr(owner, name, value)
     try:
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        with same_bits():
             yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        for (owner, name, _), value in zip(switches, before, strict=True):
+            setattr(owner, name, value)
 
 
 def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
@@ -77,6 +89,14 @@ def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
             buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
         else:
             buffer.copy_(fabric.broadcast(buffer.clone(), src=0))
+
+
+def agreed(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
+    """Return what rank 0 has, on the device of each rank; they travel by the CPU, as a pickle knows its device."""
+    if fabric.world_size == 1:
+        return tensors
+    found = fabric.broadcast({name: value.cpu() for name, value in tensors.items()})
+    return {name: value.to(fabric.device) for name, value in found.items()}
 
 
 def gathered(rows: Tensor, fabric: "Fabric") -> Tensor:

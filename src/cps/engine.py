@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
-from cps.capture import Captured
+from cps.capture import Captured, compiled_alone, first_line
 from cps.convolution import quicken
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
@@ -24,7 +24,7 @@ from cps.feed import Feed
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, padded, resized_state
-from cps.partition import named_tensors
+from cps.partition import named_tensors, put_channels_last
 from cps.pixels import Prepare
 from cps.seeds import seeded
 from cps.settings import Training
@@ -55,12 +55,13 @@ class Engine:
         self.model, self.factor = model, 1.0  # of the learning rate
         self.live = Classifier(_twin(model.backbone, prepare(images[:2])), copy.deepcopy(model.head))
         if self.device.type == "cuda":
-            self.live.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+            put_channels_last(self.live)
         self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
         self.flat = Flat(self._moving(images))
         self.restore = Restorer(self.flat.vector, self._guarded)
         self.optimizer = training.optimizer([self.flat.vector])
         self.rate = float(self.optimizer.param_groups[0]["lr"])
+        self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
         self._tune_optimizer(is_fused=not is_long)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
@@ -77,14 +78,14 @@ class Engine:
             value.detach().zero_()
         copy_into(model.backbone, self.inner)
         copy_into(model.head, self.live.head)
-        self.restore.keep(guard)
+        self.restore.keep(guard, {name: value.shape for name, value in model.backbone.named_parameters()})
         state = self.optimizer.state[self.flat.vector]
         for value in state.values():
             if isinstance(value, Tensor):
                 value.zero_()
         if optimizer_state is not None:
             saved = resized_state(optimizer_state, self.live)["state"]
-            self.flat.set_state(state, {name: saved[index] for index, name in self._places().items()})
+            self.flat.set_state(state, {name: saved.get(index, {}) for index, name in self._places().items()})
         self.live.train()
 
     def run(
@@ -113,22 +114,28 @@ class Engine:
     def finish(self) -> None:
         """Settle, and keep no image."""
         self.settle()
+        self.forget()
+
+    def forget(self) -> None:
+        """Keep no image, whatever happened."""
         self._loaded = None
         if self._feed is not None:
             self._feed.forget()
+        if isinstance(self._step_on_batch, Captured):
+            self._step_on_batch.forget()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Settle, and return the optimizer's state as it is for the classifier itself."""
         self.settle()
         each = self.flat.state_of_each(self.optimizer.state[self.flat.vector])
-        whole = self.optimizer.state_dict()
-        groups = [{**whole["param_groups"][0], "params": list(range(len(_trainable(self.live))))}]
+        groups = [{**self._plain_group, "params": list(range(len(_trainable(self.live))))}]
         state = {index: each[name] for index, name in self._places().items()}
         return resized_state({"state": state, "param_groups": groups}, self.model)
 
     def _load(self, examples: TensorExamples) -> Feed:
         """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
         if self._feed is None or not self._feed.fits(examples):
+            self._feed = None  # its memory, before that of the next
             self._feed = Feed(examples, self.augment.draws if self.augment else 0)
             self._steps_by_size.clear()
         if self._loaded is not examples:
@@ -162,6 +169,7 @@ class Engine:
             group["lr"] = self.rate * factor
 
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
+        self.flat.clear()  # a step before may have failed half-way
         loss_of, update = self._fast or (self._loss, self._update)
         loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
         loss.backward()
@@ -183,14 +191,7 @@ class Engine:
     def _try(self, images: Tensor, *, compiled: bool) -> None:
         """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
         if compiled:
-            from torch._inductor import list_options
-
-            options: Any = {"deterministic": True, "combo_kernels": True}
-            known = {name: value for name, value in options.items() if name in list_options()}
-            self._fast = (
-                torch.compile(self._loss, dynamic=False, options=known),
-                torch.compile(self._update, dynamic=False, options=known),
-            )
+            self._fast = compiled_alone(self._loss), compiled_alone(self._update)
         labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
         uniform = torch.zeros(len(images), self.augment.draws if self.augment else 0, device=self.device)
         try:
@@ -200,7 +201,7 @@ class Engine:
         except Exception as error:  # whatever compiling a module may end in
             if not compiled:
                 raise
-            log.warning("training goes on without torch.compile: %s", str(error).splitlines()[0])
+            log.warning("training goes on without torch.compile: %s", first_line(error))
             self._fast = None
             self._tune_optimizer(is_fused=True)
             self._try(images, compiled=False)

@@ -41,6 +41,11 @@ class Flat:
             place += parameter.numel() + gap
         return views
 
+    def clear(self) -> None:
+        """Forget the gradients of the parameters."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     def gather(self) -> None:
         """Move the gradients of the parameters into that of the vector."""
         parts = []
@@ -68,9 +73,10 @@ class Flat:
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == self.vector.shape:
                 for name, view in self.views(value).items():
-                    view.copy_(each[name][key])
+                    if key in each[name]:
+                        view.copy_(each[name][key])
             elif isinstance(value, Tensor):
-                value.copy_(torch.as_tensor(next(iter(each.values()))[key]))
+                value.copy_(torch.as_tensor(next(iter(each.values())).get(key, 0)))
 
 
 def _shaped(part: Tensor, parameter: Tensor) -> Tensor:

@@ -98,7 +98,10 @@ class ImageFolder(Dataset):
         read = self._decode(files)
         if kept is not None and not read.skipped:
             header = {"labels": read.labels, "paths": read.paths}
-            storage.write(kept, "images", header, {"images": read.images})
+            try:
+                storage.write(kept, "images", header, {"images": read.images})
+            except OSError as error:
+                log.warning("images are not kept for the next time: %s", error)
         return read
 
     def _decode(self, files: list[Path]) -> FolderImages:

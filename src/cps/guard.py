@@ -49,11 +49,14 @@ class Restorer:
         self._free, self._value = torch.ones_like(self._vector), torch.zeros_like(self._vector)
 
     @torch.no_grad()
-    def keep(self, guard: Guard) -> None:
-        """Keep from now on what this guard says."""
+    def keep(self, guard: Guard, shapes: Mapping[str, torch.Size]) -> None:
+        """Keep from now on what this guard says; `shapes` are those of the weights where they are larger here."""
         self._free.fill_(1.0)
         self._value.zero_()
         free, value = self._views(self._free), self._views(self._value)
+        for name in shapes.keys() & free.keys():
+            free[name].zero_()
+            free[name][tuple(map(slice, shapes[name]))] = 1.0
         for name in guard.keys() & free.keys():
             kept = guard[name]
             within = tuple(map(slice, kept.sealed.shape))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cps.augmentation import Augmentation
 from cps.checkpoint import Checkpoint, Position, Saved
 from cps.data import Examples, all_labels
-from cps.devices import make_fabric, precision_of, ready
+from cps.devices import agreed, make_fabric, precision_of, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
@@ -136,7 +136,7 @@ class Learner:
                     draft.keep_warm()
                 if phase < self.rounds:
                     masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
-                    draft.narrow(self.fabric.broadcast(masks))
+                    draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
             self._observe(subnetwork, examples)
             return subnetwork
@@ -221,8 +221,7 @@ class Learner:
         saved: Saved | None,
     ) -> None:
         """Train what may move of a draft; after each epoch save it and tell whoever watches."""
-        index = len(self.network.subnetworks)
-        training = self.train if phase == 0 else self.retrain
+        index, training = len(self.network.subnetworks), self.train if phase == 0 else self.retrain
 
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
@@ -257,4 +256,5 @@ class Learner:
             labels = all_labels(examples).to(self.network.device)
             for selector in self.selectors:
                 kept = selector.observe(subnetwork, evidence, labels)
-                subnetwork.statistics[selector.name] = self.fabric.broadcast(kept)
+                subnetwork.statistics[selector.name] = agreed(kept, self.fabric)
+            self.network.forget_images()

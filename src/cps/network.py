@@ -17,7 +17,7 @@ from cps.draft import Draft
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, extracted, whole
 from cps.masks import full_masks, share_on, union, weights_on
-from cps.partition import Parts, named_tensors, partition
+from cps.partition import Parts, named_tensors, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
@@ -68,7 +68,9 @@ class SharedNetwork:
         """Move everything to a device."""
         self._forget_small_networks()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-        self.backbone.to(device, memory_format=layout)  # pyright: ignore[reportCallIssue]
+        self.backbone.to(device)
+        if device.type == "cuda":
+            put_channels_last(self.backbone)
         self.weights = {
             name: value.to(device, memory_format=layout if value.ndim == 4 else torch.contiguous_format)
             for name, value in self.weights.items()
@@ -103,7 +105,7 @@ class SharedNetwork:
 
     def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
-        if self.subnetworks and not self._is_frozen():
+        if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
             learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
             check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns)
         head = nn.Linear(features, len(classes), device="meta").to_empty(device="cpu")  # draws nothing itself
@@ -206,6 +208,10 @@ class SharedNetwork:
         assert self.input_shape is not None
         return self.pixels(torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)))
 
+    def forget_images(self) -> None:
+        """Keep no pixel of what was looked at; captured graphs hold some."""
+        self._crowds.clear()
+
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
         """Return the outputs of every subnetwork for batches of images; those asked together read them once."""
         return Evidence(lambda tasks: self.outputs(batches, tasks), len(self.subnetworks))
@@ -234,10 +240,6 @@ class SharedNetwork:
         masks = {f"mask {name}": mask for name, mask in subnetwork.masks.items()}
         head = {f"head {name}": value for name, value in subnetwork.head.items()}
         return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes))
-
-    def _is_frozen(self) -> bool:
-        """Say whether the user froze the whole backbone, so that only heads are to be learned."""
-        return not any(parameter.requires_grad for parameter in self.backbone.parameters())
 
 
 def _own_memory(backbone: nn.Module) -> None:

@@ -37,6 +37,14 @@ def partition(backbone: nn.Module) -> Parts:
     return Parts(shared, private)
 
 
+@torch.no_grad()
+def put_channels_last(module: nn.Module) -> None:
+    """Lay out the weights of convolutions, and whatever else has four axes, with their channels last."""
+    for value in named_tensors(module).values():
+        if value.ndim == 4:
+            value.data = value.data.contiguous(memory_format=torch.channels_last)
+
+
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers of a module by name, the live tensors themselves."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cps.comparison import common
 from cps.metrics import backward_transfer, history
 from cps.published import PUBLISHED
 
@@ -119,11 +120,12 @@ def forgetting_history(results: Results) -> Figure:
 def histories(runs: Sequence[Results], size: str) -> Figure:
     """Accuracy after each task of several runs: the mean, and a band of one standard deviation."""
     figure, axes = _figure()
+    selectors, sizes = common(runs)
     selector = runs[0]["default_selector"]
     tasks = range(1, len(runs[0]["classes_per_task"]) + 1)
     shown = {"task known (task-IL)": ([run["task_il"] for run in runs], COLOURS["ceiling"], "s-")}
     for number, style in (("1", "o-"), (size, "o--")):
-        if all(number in run["class_il"][selector] for run in runs):
+        if selector in selectors and number in sizes:
             label = f"cps, {'one image' if number == '1' else f'groups of {number} images'}"
             shown[label] = ([run["class_il"][selector][number] for run in runs], COLOURS["ours"], style)
     for label, (entries, colour, style) in shown.items():
@@ -144,8 +146,8 @@ def group_sizes(runs: Sequence[Results]) -> Figure:
     """Accuracy by group size of several runs, for each selector: the mean, and a band of one standard deviation."""
     figure, axes = _figure()
     colours = (COLOURS["ours"], COLOURS["other"], COLOURS["low"], COLOURS["grey"])
-    sizes = list(next(iter(runs[0]["class_il"].values())))
-    for selector, colour in zip(runs[0]["class_il"], colours, strict=False):
+    selectors, sizes = common(runs)
+    for selector, colour in zip(selectors, colours, strict=False):
         curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
         mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0
         axes.plot(range(len(sizes)), mean, "o-", color=colour, label=selector)

@@ -31,7 +31,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}{_rank()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         partial.touch()
@@ -46,6 +46,12 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
             partial.unlink(missing_ok=True)
         raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
     _sync_folder(path.parent)
+
+
+def _rank() -> str:
+    """Return what tells one process of several from the others, so that they do not write the same file."""
+    known = (os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
+    return "".join(f".{number}" for number in known if number)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -109,17 +109,21 @@ class Trainer:
         examples = examples.to(self.fabric.device)
         engine = self._engine_for(model, examples, training, prepare, augment)
         steps: Steps = engine or _PlainSteps(model, training, self.fabric, prepare, augment)
-        steps.begin(model, guard or {}, optimizer_state)
-        draws = augment.draws if augment else 0
-        for epoch in range(start, training.epochs):
-            loss = self._epoch(steps, model, examples, training, seed, epoch, draws)
-            if not math.isfinite(loss):
-                raise FloatingPointError(
-                    f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
-                )
-            if after_epoch is not None:
-                after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
-        steps.finish()
+        try:
+            steps.begin(model, guard or {}, optimizer_state)
+            draws = augment.draws if augment else 0
+            for epoch in range(start, training.epochs):
+                loss = self._epoch(steps, model, examples, training, seed, epoch, draws)
+                if not math.isfinite(loss):
+                    raise FloatingPointError(
+                        f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
+                    )
+                if after_epoch is not None:
+                    after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
+            steps.finish()
+        finally:
+            if engine is not None:
+                engine.forget()
 
     def _epoch(
         self,
@@ -150,10 +154,17 @@ class Trainer:
     ) -> Engine | None:
         """Return the engine for this fit, the last one if it serves; None where there can be none."""
         precision = precision_of(self.fabric)
-        if self.fabric.device.type != "cuda" or self.fabric.world_size > 1 or precision not in PRECISIONS:
+        if self.fabric.device.type != "cuda":
             return None
-        if not isinstance(examples, TensorExamples) or not is_capturable(model, training):
-            self._tell_once("the training step is not captured: that takes images in memory, and SGD, Adam or AdamW")
+        reasons = {
+            "several processes": self.fabric.world_size > 1,
+            f"precision {precision}": precision not in PRECISIONS,
+            "images that are read from a data set": not isinstance(examples, TensorExamples),
+            "an optimizer other than SGD, Adam and AdamW with one group": not is_capturable(model, training),
+        }
+        found = [reason for reason, holds in reasons.items() if holds]
+        if found or not isinstance(examples, TensorExamples):
+            self._tell_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
             return None
         is_long = training.epochs * len(examples) >= LONG * training.batch_size
         key = (*shape_of(model, examples.images, training), prepare, augment, is_long)
