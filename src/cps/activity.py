@@ -104,9 +104,16 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Se
         after = [functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]
         return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))
 
-    if changes_nothing(unread):
-        return unread
-    return {name: mask if changes_nothing({**still, name: mask}) else still[name] for name, mask in unread.items()}
+    def harmless(names: list[str]) -> list[str]:
+        """Return the layers of these whose channels may go, by halving: few are in doubt."""
+        if changes_nothing({**still, **{name: unread[name] for name in names}}):
+            return names
+        middle = len(names) // 2
+        return [] if len(names) == 1 else harmless(names[:middle]) + harmless(names[middle:])
+
+    candidates = [name for name, mask in unread.items() if mask.any()]
+    kept = harmless(candidates) if candidates else []
+    return {**still, **{name: unread[name] for name in kept}}
 
 
 def _slopes(
