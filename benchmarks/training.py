@@ -18,6 +18,7 @@ from cps.data import TensorExamples
 from cps.devices import same_bits
 from cps.draft import Classifier, Draft
 from cps.engine import Engine
+from cps.feed import Plan
 from cps.guard import bind
 from cps.masks import full_masks
 from cps.network import SharedNetwork
@@ -195,7 +196,7 @@ def _engine_step(
 
     def step() -> None:
         with same_bits():
-            engine.run(some, [torch.arange(BATCH)], uniform, [1.0], None)
+            engine.run(some, Plan([torch.arange(BATCH)], uniform, [1.0], [1.0]))
 
     return step
 

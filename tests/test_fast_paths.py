@@ -16,6 +16,7 @@ from cps.crowd import Crowd
 from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.engine import Engine
+from cps.feed import Plan
 from cps.flat import Flat
 from cps.guard import Kept, Restorer, bind
 from cps.padding import copy_into, padded, resized_state
@@ -169,7 +170,7 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
         engine.begin(model, guard, None)
         for epoch in range(2):  # an epoch of three steps on the same images
             order = [torch.arange(8)] * 3
-            engine.run(examples, order, uniform.repeat(3, 1), factors[3 * epoch : 3 * epoch + 3], None)
+            engine.run(examples, Plan(order, uniform.repeat(3, 1), factors[3 * epoch : 3 * epoch + 3], [1.0] * 3))
         optimizer_state = engine.optimizer_state()["state"]
         return copy.deepcopy(model.state_dict()), optimizer_state
 
@@ -198,7 +199,7 @@ def small_engine(backbone, features):
     training = cps.Training(1, cps.Adam(1e-2), batch_size=8)
     engine = Engine(model, images, training, Prepare(), None, is_narrow=False, is_long=False)
     examples = TensorExamples(images, labels)
-    return engine, model, lambda: engine.run(examples, [torch.arange(8)], torch.zeros(8, 0), [1.0], None)
+    return engine, model, lambda: engine.run(examples, Plan([torch.arange(8)], torch.zeros(8, 0), [1.0], [1.0]))
 
 
 def test_padding_stays_zero_without_a_guard_where_an_activation_is_not_zero_at_zero():

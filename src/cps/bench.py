@@ -67,11 +67,8 @@ class Run:
 
     def start(self) -> dict[str, Any]:
         """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
-        if not self.fabric.is_global_zero:
-            self.fabric.barrier()  # rank 0 may have to download first
-        scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
-        if self.fabric.is_global_zero:
-            self.fabric.barrier()
+        with self.fabric.rank_zero_first():  # it may have to download
+            scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
         self._claim_folder(scenario)
         learner = self._learn(scenario)
         began = time.monotonic()

@@ -78,8 +78,8 @@ class Half(nn.Module):
 def member(network: nn.Module, pixels: Tensor) -> nn.Module:
     """Return a small network in the form that its device runs fastest; `pixels` are some to try it on."""
     if not pixels.is_cuda:
-        return _channels_last(copy.deepcopy(network))
-    twin = _channels_last(padded(network, pixels, least=4) or copy.deepcopy(network))
+        return put_channels_last(copy.deepcopy(network))
+    twin = put_channels_last(padded(network, pixels, least=4) or copy.deepcopy(network))
     return narrowed(twin, pixels) or twin
 
 
@@ -96,11 +96,6 @@ def narrowed(network: nn.Module, pixels: Tensor) -> Half | None:
     except RuntimeError:  # an operation that does not know halves
         return None
     return half if error <= ROUNDING * expected.abs().max() else None
-
-
-def _channels_last(network: nn.Module) -> nn.Module:
-    put_channels_last(network)
-    return network
 
 
 @torch.no_grad()

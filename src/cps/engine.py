@@ -8,7 +8,7 @@ only copy their tensors in. Only kernels that always give the same bits are used
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from cps.capture import Captured, compiled_alone, first_line
 from cps.convolution import quicken
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
-from cps.feed import Feed
+from cps.feed import Feed, Plan
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, padded, resized_state
@@ -88,19 +88,17 @@ class Engine:
             self.flat.set_state(state, {name: saved.get(index, {}) for index, name in self._places().items()})
         self.live.train()
 
-    def run(
-        self, examples: Examples, order: Sequence[Tensor], uniform: Tensor, factors: Sequence[float], shares: object
-    ) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses."""
+    def run(self, examples: Examples, plan: Plan) -> Tensor:
+        """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
         self.total.zero_()
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
-            self._load(examples).start(torch.cat(list(order)), uniform)
-            for batch, factor in zip(order, factors, strict=True):
+            self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
+            for batch, factor in zip(plan.order, plan.factors, strict=True):
                 self._set_rate(factor)
                 self._step_on_next(len(batch))
         else:
-            rows = uniform.to(self.device).split([len(batch) for batch in order])
-            for (images, labels), own, factor in zip(examples.batches(order), rows, factors, strict=True):
+            rows = plan.uniform.to(self.device).split([len(batch) for batch in plan.order])
+            for (images, labels), own, factor in zip(examples.batches(plan.order), rows, plan.factors, strict=True):
                 self._set_rate(factor)
                 moved = (value.to(self.device, non_blocking=True) for value in (images, labels))
                 self._step_on_batch(*moved, own)
@@ -110,11 +108,6 @@ class Engine:
         """Copy what was learned into the classifier."""
         copy_into(self.inner, self.model.backbone)
         copy_into(self.live.head, self.model.head)
-
-    def finish(self) -> None:
-        """Settle, and keep no image."""
-        self.settle()
-        self.forget()
 
     def forget(self) -> None:
         """Keep no image, whatever happened."""

@@ -3,10 +3,27 @@
 Reading the next batch needs no word from the CPU, so it can be part of a captured step.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from cps.data import TensorExamples
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch of one process: the indices of each batch, and what goes with them.
+
+    `uniform` has a row for each example in turn, `factors` are those of the learning rate at each step, and `shares`
+    weigh the process's part of each batch.
+    """
+
+    order: Sequence[Tensor]
+    uniform: Tensor
+    factors: Sequence[float]
+    shares: Sequence[float]
 
 
 class Feed:

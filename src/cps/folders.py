@@ -72,19 +72,22 @@ class ImageFolder(Dataset):
         self.skip_damaged, self.workers, self.watch = skip_damaged, workers, watch
         self.cache = None if cache is None else Path(cache)
         self.files = list_images(folder) if files is None else list(files)
-        self.targets = [path.parent.name for path in self.files]
         self.bytes_each = 3 * size * size
+
+    @property
+    def targets(self) -> list[str]:
+        """The class of each image."""
+        return [path.parent.name for path in self.files]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        return torch.from_numpy(decode_image(self.files[index], self.size, self.margin)), self.targets[index]
+        return torch.from_numpy(decode_image(self.files[index], self.size, self.margin)), self.files[index].parent.name
 
     def keep(self, classes: Container[str]) -> None:
         """Leave out the images of all other classes."""
         self.files = [path for path in self.files if path.parent.name in classes]
-        self.targets = [path.parent.name for path in self.files]
 
     def read(self, indices: Sequence[int] | None = None) -> FolderImages:
         """Return the images of these indices, or all, from the cache if they are there."""

@@ -38,11 +38,12 @@ def partition(backbone: nn.Module) -> Parts:
 
 
 @torch.no_grad()
-def put_channels_last(module: nn.Module) -> None:
-    """Lay out the weights of convolutions, and whatever else has four axes, with their channels last."""
+def put_channels_last(module: nn.Module) -> nn.Module:
+    """Return the module, with all that has four axes, as the weights of convolutions, laid out channels last."""
     for value in named_tensors(module).values():
         if value.ndim == 4:
             value.data = value.data.contiguous(memory_format=torch.channels_last)
+    return module
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -17,6 +17,11 @@ KINDS = {"accuracy": "class accuracy", "selection": "selection accuracy"}
 COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
 
 
+def large_size(sizes: Sequence[str]) -> str:
+    """Return the group size to show beside the smallest: 20, or the largest there is."""
+    return "20" if "20" in sizes else sizes[-1]
+
+
 def accuracy_history(results: Results) -> Figure:
     """Accuracy after each task: ours at group size 1 and at the largest, the ceiling, and the bounds."""
     figure, axes = _figure()
@@ -25,7 +30,7 @@ def accuracy_history(results: Results) -> Figure:
     by_size = results["class_il"][selector]
     sizes = list(by_size)
     axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
-    chosen = [size for size in (sizes[0], "20" if "20" in by_size else sizes[-1]) if size]
+    chosen = [size for size in (sizes[0], large_size(sizes)) if size]
     for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
         label = f"cps, {'one image' if size == '1' else f'groups of {size} images'}"
         filled = COLOURS["ours"] if style == "o-" else "white"
@@ -37,20 +42,6 @@ def accuracy_history(results: Results) -> Figure:
         axes.axhline(bounds["joint"]["ACC"], color=COLOURS["grey"], linestyle=":", label="joint training, all tasks")
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
     axes.set_xticks(list(tasks))
-    return figure
-
-
-def accuracy_by_group_size(results: Results) -> Figure:
-    """Accuracy by group size: how much it helps to know that images share a task."""
-    figure, axes = _figure()
-    colours = (COLOURS["ours"], COLOURS["other"], COLOURS["low"], COLOURS["grey"])
-    for (selector, by_size), colour in zip(results["class_il"].items(), colours, strict=False):
-        values = [by_size[size]["ACC"] for size in by_size]
-        axes.plot(range(len(by_size)), values, "o-", color=colour, label=selector)
-    axes.axhline(results["task_il"]["ACC"], color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
-    sizes = list(next(iter(results["class_il"].values())))
-    axes.set_xticks(range(len(sizes)), sizes)
-    _decorate(axes, "images known to share a task (group size)", "accuracy after the last task (%)")
     return figure
 
 
@@ -76,7 +67,7 @@ def accuracy_on_each_task(results: Results) -> Figure:
     figure, axes = _figure(width=max(6.4, 0.5 * len(results["classes_per_task"])))
     by_size = results["class_il"][results["default_selector"]]
     sizes = list(by_size)
-    large = "20" if "20" in by_size else sizes[-1]
+    large = large_size(sizes)
     shown = {"task known (task-IL)": results["task_il"], f"cps, groups of {large} images": by_size[large]}
     if sizes[0] != large:
         shown[f"cps, {'one image' if sizes[0] == '1' else f'groups of {sizes[0]}'}"] = by_size[sizes[0]]
@@ -97,7 +88,7 @@ def forgetting_history(results: Results) -> Figure:
     by_size = results["class_il"][results["default_selector"]]
     sizes = list(by_size)
     shown = {"task known (task-IL)": (results["task_il"], COLOURS["ceiling"], "s-")}
-    large = "20" if "20" in by_size else sizes[-1]
+    large = large_size(sizes)
     shown["cps, one image" if sizes[0] == "1" else f"cps, groups of {sizes[0]}"] = (
         by_size[sizes[0]],
         COLOURS["ours"],
@@ -130,9 +121,7 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
             shown[label] = ([run["class_il"][selector][number] for run in runs], COLOURS["ours"], style)
     for label, (entries, colour, style) in shown.items():
         curves = np.array([_history(entry) for entry in entries])
-        mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0
-        axes.plot(tasks, mean, style, color=colour, label=label)
-        axes.fill_between(tasks, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        _band(axes, tasks, curves, style, colour, label)
     for number, curve in PUBLISHED.get(runs[0]["recipe"], {}).get("history", {}).items():
         if number in (size, "task-IL") and len(curve) == len(tasks):
             what = "task known" if number == "task-IL" else f"groups of {number}"
@@ -149,14 +138,21 @@ def group_sizes(runs: Sequence[Results]) -> Figure:
     selectors, sizes = common(runs)
     for selector, colour in zip(selectors, colours, strict=False):
         curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
-        mean, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1) if len(curves) > 1 else 0
-        axes.plot(range(len(sizes)), mean, "o-", color=colour, label=selector)
-        axes.fill_between(range(len(sizes)), mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+        _band(axes, range(len(sizes)), curves, "o-", colour, selector)
     ceiling = float(np.mean([run["task_il"]["ACC"] for run in runs]))
     axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
     axes.set_xticks(range(len(sizes)), sizes)
     _decorate(axes, "images known to share a task (group size)", "accuracy after the last task (%)")
     return figure
+
+
+def _band(axes: Axes, places: Sequence[int], curves: np.ndarray, style: str, colour: str, label: str) -> None:
+    """Draw the mean of some curves, and a band of one standard deviation where there are several."""
+    mean = curves.mean(axis=0)
+    axes.plot(places, mean, style, color=colour, label=label)
+    if len(curves) > 1:
+        spread = curves.std(axis=0, ddof=1)
+        axes.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
 
 
 def _heatmaps(matrices: dict[str, Any]) -> Figure:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.activity import layer_of
+from cps.capture import first_line
 
 
 @torch.no_grad()
@@ -21,8 +22,7 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
         features, again = backbone(pixels.clone()), backbone(pixels.clone())
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {_first_line(error)}"
-            f"{_hint(pixels)}"
+            f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}{_hint(pixels)}"
         ) from error
     finally:
         for handle in handles:
@@ -46,10 +46,6 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
             "a state outside its buffers would make it forget"
         )
     return features.shape[1]
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _hint(pixels: Tensor) -> str:

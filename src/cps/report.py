@@ -58,7 +58,7 @@ def _overview(runs: Sequence[Results]) -> str:
     ]
     for name, same in comparison.by_recipe(runs).items():
         sizes = list(next(iter(same[0]["class_il"].values())))
-        large = "20" if "20" in sizes else sizes[-1]
+        large = pictures.large_size(sizes)
         orders = ", ".join(f"order {run['order']} seed {run['seed']}" for run in same)
         parts += [
             f"<h2>{html.escape(name)}</h2>",
@@ -98,13 +98,13 @@ def _cost(entry: Results, milliseconds: float) -> list[str]:
 
 def _section(run: Results) -> str:
     sizes = list(next(iter(run["class_il"].values())))
-    large = "20" if "20" in sizes else sizes[-1]
+    large = pictures.large_size(sizes)
     tasks = run["classes_per_task"]
     figures: list[tuple[str, Callable[[], Figure]]] = [
         ("Accuracy after each task. A method that forgets falls; the gap between the blue lines and the green "
          "one is the price of not being told the task.", lambda: pictures.accuracy_history(run)),
         ("Accuracy by group size, after the last task. A group is a number of images that are known to share a "
-         "task; one image assumes nothing.", lambda: pictures.accuracy_by_group_size(run)),
+         "task; one image assumes nothing.", lambda: pictures.group_sizes([run])),
         ("One image at a time: accuracy of the class, and of the selected subnetwork.",
          lambda: pictures.matrices(run, sizes[0])),
         (f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),

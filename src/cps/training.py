@@ -6,7 +6,7 @@ so a run that resumes at an epoch's end goes on as if it had never stopped.
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +19,7 @@ from cps.data import Examples, TensorExamples
 from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
 from cps.engine import Engine, is_capturable, shape_of
+from cps.feed import Plan
 from cps.guard import Guard, bind
 from cps.pixels import Prepare
 from cps.seeds import generator, seeded
@@ -53,23 +54,16 @@ class Steps(Protocol):
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
         ...
 
-    def run(
-        self,
-        examples: Examples,
-        order: Sequence[Tensor],
-        uniform: Tensor,
-        factors: Sequence[float],
-        shares: Sequence[float],
-    ) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses.
-
-        `uniform` has a row for each example in turn, `factors` are those of the learning rate at each step, and
-        `shares` weigh a rank's part of each batch.
-        """
+    def run(self, examples: Examples, plan: Plan) -> Tensor:
+        """Take a step on each batch of an epoch; return the sum of the losses."""
         ...
 
-    def finish(self) -> None:
-        """Settle for good; keep no image."""
+    def settle(self) -> None:
+        """Bring the classifier up to date with what was learned."""
+        ...
+
+    def forget(self) -> None:
+        """Keep no image."""
         ...
 
     def optimizer_state(self) -> dict[str, Any]:
@@ -107,8 +101,9 @@ class Trainer:
         if start >= training.epochs:
             return
         examples = examples.to(self.fabric.device)
-        engine = self._engine_for(model, examples, training, prepare, augment)
-        steps: Steps = engine or _PlainSteps(model, training, self.fabric, prepare, augment)
+        steps: Steps = self._engine_for(model, examples, training, prepare, augment) or _PlainSteps(
+            model, training, self.fabric, prepare, augment
+        )
         try:
             steps.begin(model, guard or {}, optimizer_state)
             draws = augment.draws if augment else 0
@@ -120,10 +115,9 @@ class Trainer:
                     )
                 if after_epoch is not None:
                     after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
-            steps.finish()
+            steps.settle()
         finally:
-            if engine is not None:
-                engine.forget()
+            steps.forget()
 
     def _epoch(
         self,
@@ -145,7 +139,7 @@ class Trainer:
         # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
         shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
         with seeded(device, *seed, epoch, NOISE, rank), same_bits():
-            total = steps.run(examples, mine, uniform, factors, shares)
+            total = steps.run(examples, Plan(mine, uniform, factors, shares))
         agree_on_buffers(model, self.fabric)
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
@@ -211,17 +205,11 @@ class _PlainSteps:
         self.protect = bind(guard, dict(model.backbone.named_parameters()))
         self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
 
-    def run(
-        self,
-        examples: Examples,
-        order: Sequence[Tensor],
-        uniform: Tensor,
-        factors: Sequence[float],
-        shares: Sequence[float],
-    ) -> Tensor:
-        rows = uniform.to(self.fabric.device).split([len(batch) for batch in order])
+    def run(self, examples: Examples, plan: Plan) -> Tensor:
+        rows = plan.uniform.to(self.fabric.device).split([len(batch) for batch in plan.order])
+        steps = zip(examples.batches(plan.order), rows, plan.factors, plan.shares, strict=True)
         self.total.zero_()
-        for (images, labels), own, factor, share in zip(examples.batches(order), rows, factors, shares, strict=True):
+        for (images, labels), own, factor, share in steps:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
             self._step(images.to(self.fabric.device), labels.to(self.fabric.device), own, share)
@@ -237,8 +225,11 @@ class _PlainSteps:
         self.protect()
         self.total += loss.detach()
 
-    def finish(self) -> None:
+    def settle(self) -> None:
         """Nothing is left to do: the classifier itself has moved."""
+
+    def forget(self) -> None:
+        """Nothing is kept."""
 
     def optimizer_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
