@@ -53,8 +53,8 @@ class _Convolve(torch.autograd.Function):
         seen, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         needs_input = ctx.needs_input_grad[0]
-        of_input, of_weight = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
-        return of_input if needs_input else None, of_weight, None, None
+        of_input, parts = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
+        return of_input if needs_input else None, parts.sum(dim=0), None, None
 
 
 @torch.library.custom_op("cps::convolution", mutates_args=())
@@ -79,7 +79,10 @@ def _(seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
 def convolution_backward(
     gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, needs_input: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a convolution's input (empty where it is not needed) and of its weight."""
+    """Return the gradient of a convolution's input (empty where it is not needed), and parts of that of its weight.
+
+    The parts are still to be added up, which a compiler does well.
+    """
     if not needs_input:
         return gradient.new_empty(0), _of_weight(gradient, seen, weight, stride, padding)
     main, aside = torch.cuda.current_stream(), _stream_aside(seen.device)
@@ -94,8 +97,13 @@ def convolution_backward(
 @convolution_backward.register_fake
 def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, needs_input: bool):
     outputs, channels, kernel, _ = weight.shape
-    of_weight = weight.new_empty(outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 3, 1, 2)
-    return torch.empty_like(seen) if needs_input else gradient.new_empty(0), of_weight
+    number = 1
+    if _is_awkward(weight, seen, gradient):
+        from cps.kernels import Parts
+
+        number = Parts.of(seen, gradient, kernel).number
+    parts = weight.new_empty(number, outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 1, 4, 2, 3)
+    return torch.empty_like(seen) if needs_input else gradient.new_empty(0), parts
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -110,12 +118,12 @@ def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, paddi
 
 def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     if _is_awkward(weight, seen, gradient):
-        from cps.kernels import weight_gradient
+        from cps.kernels import weight_gradient_parts
 
-        return weight_gradient(seen, gradient, weight.shape[2], stride, padding)
+        return weight_gradient_parts(seen, gradient, weight.shape[2], stride, padding)
     arguments = _arguments(stride, padding)
     found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [False, True, False])[1]
-    return found.to(torch.float32, memory_format=torch.channels_last)
+    return found.to(torch.float32, memory_format=torch.channels_last)[None]
 
 
 def _is_awkward(weight: Tensor, *signals: Tensor) -> bool:

@@ -7,10 +7,14 @@ contiguous. Sums are taken in a fixed order: the same inputs always give the sam
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+BLOCK_PIXELS = 64  # of the weight's gradient
 
 
 @triton.jit
@@ -58,27 +62,43 @@ def _weight_gradient(
     tl.store(parts + place, total, mask=(output < OUTPUTS)[None, :] & (seen < SEEN)[:, None])
 
 
-def weight_gradient(images: Tensor, gradient: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """Return the gradient of a convolution's weight, (outputs, channels, kernel, kernel), in full precision.
+class Parts(NamedTuple):
+    """How the work on a weight's gradient is cut: the pixels into so many parts, each of some steps of a block."""
+
+    number: int
+    steps: int
+    pixels: int
+    taps: int
+    outputs: int
+
+    @staticmethod
+    def of(images: Tensor, gradient: Tensor, kernel: int) -> "Parts":
+        """Return parts that are enough to fill a GPU."""
+        number, outputs, rows, columns = gradient.shape
+        pixels, seen = number * rows * columns, kernel * images.shape[1]
+        block_taps = 32 if seen <= 32 else 128 if 64 < seen <= 128 else 64
+        block_outputs = 32 if outputs <= 32 else 128 if 64 < outputs <= 128 else 64
+        blocks = kernel * triton.cdiv(seen, block_taps) * triton.cdiv(outputs, block_outputs)
+        wanted = max(1, (600 if pixels >= 32768 else 300) // blocks)
+        steps = triton.cdiv(pixels, BLOCK_PIXELS * wanted)
+        return Parts(triton.cdiv(pixels, BLOCK_PIXELS * steps), steps, pixels, block_taps, block_outputs)
+
+
+def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+    """Return parts that add up to the gradient of a convolution's weight, (parts, outputs, channels, kernel, kernel).
 
     `images` are what the convolution saw and `gradient` that of its outputs, both with channels last.
     """
-    number, channels, height, width = images.shape
+    _, channels, height, width = images.shape
     _, outputs, rows, columns = gradient.shape
-    pixels, seen = number * rows * columns, kernel * channels
-    block_pixels = 64
-    block_taps = 32 if seen <= 32 else 128 if 64 < seen <= 128 else 64
-    block_outputs = 32 if outputs <= 32 else 128 if 64 < outputs <= 128 else 64
-    blocks = kernel * triton.cdiv(seen, block_taps), triton.cdiv(outputs, block_outputs)
-    wanted = max(1, (600 if pixels >= 32768 else 300) // (blocks[0] * blocks[1]))  # enough programs to fill a GPU
-    steps = triton.cdiv(pixels, block_pixels * wanted)
-    number_of_parts = triton.cdiv(pixels, block_pixels * steps)
-    parts = torch.empty(number_of_parts, outputs, kernel, kernel, channels, device=images.device)
-    _weight_gradient[(*blocks, len(parts))](
-        images, gradient, parts, pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding,
-        steps, block_pixels, block_taps, block_outputs, 4 if outputs > 128 else 2,
+    cut = Parts.of(images, gradient, kernel)
+    parts = torch.empty(cut.number, outputs, kernel, kernel, channels, device=images.device)
+    blocks = kernel * triton.cdiv(kernel * channels, cut.taps), triton.cdiv(outputs, cut.outputs)
+    _weight_gradient[(*blocks, cut.number)](
+        images, gradient, parts, cut.pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding,
+        cut.steps, BLOCK_PIXELS, cut.taps, cut.outputs, 4 if outputs > 128 else 2,
     )  # fmt: skip
-    return parts.sum(dim=0).permute(0, 3, 1, 2)
+    return parts.permute(0, 1, 4, 2, 3)
 
 
 @triton.jit
