@@ -203,6 +203,12 @@ def test_an_epoch_has_each_image_once_and_no_batch_too_small_to_normalise(images
     assert all(len(indices) >= 2 * processes for indices in batches)
 
 
+@pytest.mark.parametrize(("images", "left_out"), [(5000, 8), (2500, 0), (330, 0)])
+def test_a_small_batch_beside_many_whole_ones_is_left_out(images, left_out):
+    batches = list(epoch_order(images, 128, torch.Generator().manual_seed(0)))
+    assert sum(map(len, batches)) == images - left_out
+
+
 def test_an_epoch_too_small_for_its_processes_is_refused():
     with pytest.raises(ValueError, match="too small"):
         list(epoch_order(1, 4, torch.Generator(), 2))

@@ -258,3 +258,27 @@ def test_a_file_is_as_readable_as_any_other(learned, tmp_path):
     learned[0].save(tmp_path / "model.cps")
     (tmp_path / "other").touch()
     assert (tmp_path / "model.cps").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_a_model_of_a_builtin_backbone_opens_without_it_and_keeps_its_notes(tmp_path):
+    learner = cps.Learner(cps.Builtin("small"), rounds=0, train=cps.Training(1))
+    learner.learn(make_task(0, shape=(3, 6, 6))).notes["day"] = "2026-11-15"
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps")
+    assert loaded.fingerprint(0) == learner.fingerprint(0)
+    assert loaded.network.subnetworks[0].notes == {"day": "2026-11-15"}
+    assert loaded.builtin == cps.Builtin("small")
+    again = cps.Learner(cps.Builtin("small"), rounds=0, train=cps.Training(1))
+    torch.manual_seed(5)  # a builtin backbone depends on the learner's seed alone
+    again.learn(make_task(0, shape=(3, 6, 6)))
+    assert again.fingerprint(0) == learner.fingerprint(0)
+
+
+def test_a_model_of_a_backbone_of_ones_own_asks_for_it(learned):
+    with pytest.raises(ValueError, match="backbone of your own; pass one"):
+        cps.load(learned[1])
+
+
+def test_a_builtin_backbone_is_one_of_a_closed_list():
+    with pytest.raises(ValueError, match="no builtin backbone 'os.system'; there are: small"):
+        cps.Builtin("os.system")

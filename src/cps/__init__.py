@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "augmentation": ["Chain", "Colour", "Flip", "PadCrop", "ResizedCrop", "Rotate"],
-    "backbones": ["SmallConvNet", "resnet18", "resnet32"],
+    "backbones": ["Builtin", "SmallConvNet", "resnet18", "resnet32"],
     "capacity": ["CapacityError", "CapacityWarning"],
     "checklist": ["check_pruner", "check_selector"],
     "devices": ["make_fabric"],
@@ -32,7 +32,7 @@ _HOME = {
     "subnetwork": ["Subnetwork"],
 }
 __all__ = [
-    "Adam", "AdamW", "CapacityError", "CapacityWarning", "Chain", "Colour", "Constant", "Cosine", "Evidence",
+    "Adam", "AdamW", "Builtin", "CapacityError", "CapacityWarning", "Chain", "Colour", "Constant", "Cosine", "Evidence",
     "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner",
     "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
     "Progress", "Pruner", "ResizedCrop", "Rotate", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet",
@@ -42,7 +42,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from cps.augmentation import Chain, Colour, Flip, PadCrop, ResizedCrop, Rotate
-    from cps.backbones import SmallConvNet, resnet18, resnet32
+    from cps.backbones import Builtin, SmallConvNet, resnet18, resnet32
     from cps.capacity import CapacityError, CapacityWarning
     from cps.checklist import check_pruner, check_selector
     from cps.devices import make_fabric

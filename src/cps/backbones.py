@@ -1,13 +1,19 @@
 """Backbones: the networks of the paper, and a small one for small images. Each maps images to features.
 
-Any `nn.Module` made of convolutions, linear and norm layers serves as well; these are no different.
+Any `nn.Module` made of convolutions, linear and norm layers serves as well. Those of the closed list `BUILTINS` can be
+named by a model file, which then needs nothing else to be opened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from cps.plain import setting
+from cps.seeds import seeded
 
 
 class SmallConvNet(nn.Module):
@@ -112,3 +118,52 @@ def resnet18(channels: int = 3, widths: Sequence[int] = (64, 128, 256, 512)) -> 
 def resnet32(channels: int = 3) -> ResNet:
     """Return the paper's ResNet-32: widths 16, 32, 64, shortcuts without parameters, no ReLU after additions."""
     return ResNet(channels, (16, 32, 64), 5, shortcuts="padding", last_relu=False, fan="fan_out")
+
+
+def large_resnet18(channels: int = 3) -> nn.Module:
+    """Return torchvision's ResNet-18 without its head: a 7x7 stem and pooling, for images of 64 pixels and more."""
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    backbone = torchvision_resnet18()
+    backbone.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    if channels != 3:
+        backbone.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    return backbone
+
+
+def resnet18_third(channels: int = 3) -> ResNet:
+    """Return the paper's ResNet-18(1/3) for small images."""
+    return resnet18(channels, (21, 42, 85, 170))
+
+
+BUILTINS: dict[str, Callable[[int], nn.Module]] = {
+    "small": SmallConvNet,
+    "resnet18-third": resnet18_third,
+    "resnet18": resnet18,
+    "resnet18-large": large_resnet18,
+    "resnet32": resnet32,
+}
+
+
+@setting
+@dataclass(frozen=True)
+class Builtin:
+    """A backbone of the closed list by its name: what a model file can hold, so that it opens without code."""
+
+    name: str
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        if self.name not in BUILTINS:
+            raise ValueError(f"there is no builtin backbone '{self.name}'; there are: {', '.join(BUILTINS)}")
+        if not 1 <= self.channels <= 64:
+            raise ValueError(f"images have 1 to 64 channels, got {self.channels}")
+
+    def __call__(self) -> nn.Module:
+        """Return a new backbone; its values are drawn from torch's generator."""
+        return BUILTINS[self.name](self.channels)
+
+    def drawn(self, seed: int) -> nn.Module:
+        """Return a new backbone whose values depend on the seed alone."""
+        with seeded(torch.device("cpu"), seed):
+            return self()

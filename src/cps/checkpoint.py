@@ -5,11 +5,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from cps import storage
+from cps.data import Examples
+from cps.devices import precision_of
+from cps.network import SharedNetwork
+from cps.scenario import Task
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +94,22 @@ class Checkpoint:
                 "repeat the call that made it, or delete it to start again"
             )
         return Saved(Position(*header["at"]), _under("value/", tensors), _optimizer_state(header, tensors))
+
+
+def identify(
+    network: SharedNetwork, task: Task, examples: Examples, settings: Mapping[str, Any], fabric: "Fabric"
+) -> dict[str, Any]:
+    """Return what learning a task starts from, and with what: plain data that another start would not equal."""
+    return {
+        "task": len(network.subnetworks),
+        "classes": list(task.classes),
+        "images": len(examples),
+        "pixels and labels": examples.digest(),
+        "settings": dict(settings),
+        "earlier tasks": storage.digest(network.weights),
+        "processes": fabric.world_size,
+        "precision": precision_of(fabric),
+    }
 
 
 def _optimizer_state(header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:

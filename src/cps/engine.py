@@ -175,7 +175,7 @@ class Engine:
             images = self.augment(images, uniform)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
             logits = self.live(self.prepare(images))
-        return F.cross_entropy(logits.float(), labels)
+        return F.cross_entropy(logits.float() if self.is_narrow else logits, labels)
 
     def _update(self) -> None:
         self.optimizer.step()

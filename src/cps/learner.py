@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
-from cps.checkpoint import Checkpoint, Position, Saved
+from cps.backbones import Builtin
+from cps.checkpoint import Checkpoint, Position, Saved, identify
 from cps.data import Examples, all_labels
-from cps.devices import agreed, make_fabric, precision_of, ready
+from cps.devices import agreed, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
@@ -28,7 +29,6 @@ from cps.scenario import Task
 from cps.seeds import generator, seeded
 from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
 from cps.settings import Adam, Steps, Training
-from cps.storage import digest
 from cps.subnetwork import Subnetwork
 from cps.survey import survey
 from cps.training import Epoch, Trainer
@@ -69,7 +69,7 @@ class Learner:
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: nn.Module | Builtin,
         *,
         pruner: Pruner | None = None,
         rounds: int = 3,
@@ -84,7 +84,7 @@ class Learner:
         workers: int = 0,
         watch: Callable[[Progress], None] | None = None,
     ):
-        """Wrap a copy of a backbone (images -> features).
+        """Wrap a copy of a backbone (images -> features), or a builtin one, which the model file then names.
 
         `pruner` and `rounds`: how often, after dense training as `train` says, connections are pruned and
         the rest retrained as `retrain` says; 0 rounds is CP&S-frozen. `selectors`: those to keep numbers
@@ -110,7 +110,9 @@ class Learner:
         self._trainer = Trainer(self.fabric)
         self.workers = workers
         self.watch = watch
-        self.network = SharedNetwork(backbone, normalize=normalize)
+        self.builtin = backbone if isinstance(backbone, Builtin) else None
+        module = backbone.drawn(self.seed) if isinstance(backbone, Builtin) else backbone
+        self.network = SharedNetwork(module, normalize=normalize)
         self.network.to(self.fabric.device)
 
     def learn(self, task: Task, *, checkpoint: str | Path | None = None) -> Subnetwork:
@@ -195,21 +197,13 @@ class Learner:
         return seeded(self.fabric.device, *self._key(purpose))
 
     def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SETTINGS}
+        return {name: getattr(self, name) for name in SETTINGS} | {"backbone": self.builtin}
 
     def _saver(self, task: Task, examples: Examples, path: str | Path | None) -> Checkpoint | None:
         if path is None:
             return None
-        identity = {
-            "task": len(self.network.subnetworks),
-            "classes": list(task.classes),
-            "images": len(examples),
-            "pixels and labels": examples.digest(),
-            "settings": {name: encode(value) for name, value in self._settings().items()},
-            "earlier tasks": digest(self.network.weights),
-            "processes": self.fabric.world_size,
-            "precision": precision_of(self.fabric),
-        }
+        settings = {name: encode(value) for name, value in self._settings().items()}
+        identity = identify(self.network, task, examples, settings, self.fabric)
         return Checkpoint(Path(path), identity)
 
     def _fit(

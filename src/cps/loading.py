@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cps.backbones import Builtin
 from cps.evidence import Evidence, Outputs
 from cps.learner import SETTINGS, Learner
 from cps.modelfile import fill, read_model
@@ -14,20 +15,24 @@ from cps.selection import Selector, select
 from cps.storage import FileError
 
 
-def load(path: str | Path, backbone: nn.Module, **settings: Any) -> Learner:
+def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -> Learner:
     """Return the learner in a model file, ready to predict and to learn more.
 
-    `backbone` is a module of the architecture it was learned with; its values do not matter. Settings are
-    those of the file unless given; one that a file cannot hold, such as a pruner of your own, must be given.
+    `backbone` is a module of the architecture it was learned with, whose values do not matter; a builtin one need not
+    be given. Settings are those of the file unless given; one that a file cannot hold, such as a pruner of your own,
+    must be given.
     """
     header, tensors = read_model(path)
+    builtin = header["settings"].get("backbone")
+    if backbone is None and not isinstance(builtin, Builtin):
+        raise ValueError(f"'{path}' was learned with a backbone of your own; pass one of that kind to load it")
     found = {name: header["settings"].get(name) for name in SETTINGS if name not in settings}
     for name, value in found.items():
         lost = unknown_in(value)
         if lost:
             raise ValueError(f"'{path}' was learned with {name} {lost[0]}; pass {name}=... to load it")
     try:
-        learner = Learner(backbone, **found, **settings)
+        learner = Learner(builtin if backbone is None else backbone, **found, **settings)
     except TypeError as error:
         raise FileError(f"'{path}' has damaged settings: {error}") from error
     learner.network.to(torch.device("cpu"))

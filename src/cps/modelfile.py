@@ -31,6 +31,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
         "statistics": [
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
+        "notes": [subnetwork.notes for subnetwork in network.subnetworks],
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "settings": {name: encode(value) for name, value in learner_settings.items()},
@@ -71,7 +72,8 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
             for selector, keys in header["statistics"][index].items()
         }
         masks = reader.masks(f"task/{index}/mask", weights)
-        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics))
+        notes = header["notes"][index] if "notes" in header else {}  # files of cps 0.1 have none
+        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics, notes))
     reader.refuse_leftovers()
     together = full_masks(weights, on=False)
     for subnetwork in subnetworks:
@@ -135,8 +137,10 @@ def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
 def _check_header(path: str | Path, header: dict[str, Any]) -> None:
     """Refuse a header whose parts have the wrong form."""
     lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints")]
+    lists += [header["notes"]] if "notes" in header else []
     well_formed = (
         all(isinstance(part, list) and len(part) == len(lists[0] or []) for part in lists)
+        and all(isinstance(notes, dict) for notes in header.get("notes", []))
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
         and _all_are(int, header["features"], header.get("input_shape"))

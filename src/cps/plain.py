@@ -58,7 +58,7 @@ def decode(value: Any) -> Any:
     fields = {name: decode(item) for name, item in value.items() if name != "type"}
     try:
         return kind(**fields)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"damaged setting {value['type']}: {error}") from None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
-from cps.backbones import SmallConvNet, resnet18, resnet32
+from cps.backbones import SmallConvNet, large_resnet18, resnet18_third, resnet32
 from cps.data import Data
 from cps.folders import ImageFolder
 from cps.pixels import Normalize
@@ -104,7 +104,7 @@ def cifar100(tasks: int) -> Recipe:
         about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's settings",
         read=read_cifar100,
         sizes=100 // tasks,
-        backbone=lambda: resnet18(3, widths=(21, 42, 85, 170)),
+        backbone=resnet18_third,
         train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -150,15 +150,6 @@ def cub200() -> Recipe:
         normalize=IMAGENET,
         prune_images=100,
     )
-
-
-def large_resnet18() -> nn.Module:
-    """Return torchvision's ResNet-18 for images of 224 pixels, without its head."""
-    from torchvision.models import resnet18 as torchvision_resnet18
-
-    backbone = torchvision_resnet18()
-    backbone.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-    return backbone
 
 
 def cifar100_b50(rounds: int = 1) -> Recipe:

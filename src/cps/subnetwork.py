@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from cps.masks import Masks
 class Subnetwork:
     """What belongs to one task: masks over the shared weights, private parts, head and classes.
 
-    `statistics` holds, by the name of a selector, the numbers that selector keeps about the task.
+    `statistics` holds, by the name of a selector, the numbers that selector keeps about the task. `notes` are plain
+    data about how it was learned, such as the day and the accuracy; they are yours to fill.
     """
 
     classes: tuple[ClassName, ...]
@@ -22,6 +24,7 @@ class Subnetwork:
     private: dict[str, Tensor]
     head: dict[str, Tensor]
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""

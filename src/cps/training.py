@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 Seed = tuple[int, ...]
 ORDER, DRAWS, NOISE = range(3)  # what a seed is for
 LONG = 1500  # steps from which compiling them pays
+MANY = 20  # batches in an epoch that make up for a small one left out
 
 
 @dataclass(frozen=True)
@@ -238,12 +239,13 @@ class _PlainSteps:
 def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
     """Yield the indices of each batch of one epoch, for all processes together.
 
-    A last, smaller batch that is too small to normalise (fewer than two images for each process) is left out,
-    unless it is the only one.
+    What is left over at the end is a batch of its own, unless it is too small to normalise (fewer than two images for
+    each process), or so small beside many whole ones (under half, of twenty) that a step on it would be mostly noise.
     """
     if min(examples, batch_size) < processes:
         raise ValueError(f"batches of {min(examples, batch_size)} images are too small for {processes} processes")
     batches = torch.randperm(examples, generator=draws).split(batch_size)
+    least = max(2 * processes, batch_size // 2 if len(batches) > MANY else 0)
     for batch in batches:
-        if len(batch) == batch_size or len(batch) >= 2 * processes or len(batches) == 1:
+        if len(batch) >= min(least, batch_size) or len(batches) == 1:
             yield batch
