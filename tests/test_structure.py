@@ -33,6 +33,7 @@ LAYERS = [
         "capacity",
         "images",
         "published",
+        "terminal",
     },
     {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
     {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd", "feed"},
@@ -53,6 +54,7 @@ LAYERS = [
     {"loading", "evaluation", "baselines", "recipes", "pictures"},
     {"report"},
     {"bench"},
+    {"cli_bench"},
     {"cli"},
     {"__main__"},
 ]
