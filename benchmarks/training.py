@@ -23,6 +23,7 @@ from cps.guard import bind
 from cps.masks import full_masks
 from cps.network import SharedNetwork
 from cps.pixels import Normalize, Prepare
+from cps.presentation import Presentation
 from cps.recipes import large_resnet18
 
 if TYPE_CHECKING:
@@ -191,7 +192,9 @@ def _engine_step(
     kind = Engine if is_guarded else _Unguarded
     with same_bits():
         training = cps.Training(1, cps.Adam())
-        engine = kind(draft.model, some.images, training, PREPARE, case.augment, is_narrow=True, is_long=is_long)
+        engine = kind(
+            draft.model, some.images, training, Presentation(PREPARE, case.augment), is_narrow=True, is_long=is_long
+        )
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
 
     def step() -> None:

@@ -365,3 +365,44 @@ def test_the_networks_of_the_paper_have_its_sizes(backbone, weights, kernels):
     convolutions = [p for p in backbone.parameters() if p.ndim == 4]
     assert sum(p.numel() for p in convolutions) == weights
     assert sum(p.shape[0] * p.shape[1] for p in convolutions) == kernels
+
+
+def test_classes_are_learned_in_four_turns_and_found_in_every_turn(make_learner, tmp_path):
+    draws = torch.Generator().manual_seed(0)
+    patterns = torch.randn(2, 2, 6, 6, generator=draws)
+    labels = torch.arange(64) % 2
+    images = patterns[labels] + 0.3 * torch.randn(64, 2, 6, 6, generator=draws)
+    training = cps.Training(20, cps.Adam(1e-2), batch_size=16)
+    for views in (cps.Rotations(), cps.Rotations(at_once=True)):
+        learner = make_learner(views=views, train=training, retrain=training)
+        subnetwork = learner.learn(cps.Task(["a", "b"], train=(images, labels.tolist())))
+        assert subnetwork.head["bias"].shape == (8,)
+        outputs = learner.evidence(images)[0]
+        assert outputs.logits.shape == (64, 2)
+        assert (outputs.logits.argmax(1).cpu() == labels).float().mean() > 0.9
+        said = torch.stack(
+            [learner.network.whole_outputs([torch.rot90(images, k, (2, 3))], 0).features for k in range(4)]
+        )
+        torch.testing.assert_close(said[0], said[1], rtol=1e-3, atol=1e-4)  # a turned image has the same four turns
+        learner.save(tmp_path / "model.cps")
+        loaded = cps.load(tmp_path / "model.cps", learner.network.backbone, fabric=learner.fabric)
+        assert loaded.fingerprint(0) == learner.fingerprint(0)
+        assert loaded.views == views
+        small = learner.extract(0)
+        torch.testing.assert_close(small(images.to(learner.network.device)), outputs.logits, rtol=1e-3, atol=1e-4)
+
+
+def test_a_single_class_is_learned_in_its_four_turns(make_learner):
+    learner = make_learner(views=cps.Rotations())
+    images = make_task(0).train[0][:12]
+    assert learner.learn(cps.Task(["bolt"], train=(images, ["bolt"] * 12))).turns == 4
+    learner.views = cps.Upright()
+    learner.learn(make_task(10))
+    assert set(learner.predict(images).classes) <= {"bolt", 10, 11}
+    with pytest.raises(ValueError, match="views=cps.Rotations"):
+        learner.learn(cps.Task(["nut"], train=(images, ["nut"] * 12)))
+
+
+def test_images_that_are_not_square_are_not_turned(make_learner):
+    with pytest.raises(ValueError, match="only square images"):
+        make_learner(views=cps.Rotations()).learn(make_task(0, shape=(2, 6, 8)))

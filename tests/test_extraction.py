@@ -53,12 +53,14 @@ def test_the_extracted_network_is_smaller_and_has_its_normalisation_inside(small
 
 def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(small_and_whole, tmp_path):
     learner, images = small_and_whole
-    learner.network._small = {task: learner.extract(task).backbone for task in range(2)}  # whether it pays or not
+    learner.network._miniatures._members = {
+        task: learner.extract(task).backbone for task in range(2)
+    }  # whether it pays or not
     fast = learner.network.outputs([images], [0])[0]
     slow = learner.network.whole_outputs([images], 0)
     torch.testing.assert_close(fast.features, slow.features, rtol=1e-3, atol=TOLERANCE)
     learner.learn(make_task(20, shape=(2, 8, 8)))
-    learner.network._small = {0: learner.extract(0).backbone}
+    learner.network._miniatures._members = {0: learner.extract(0).backbone}
     assert torch.equal(learner.network.outputs([images], [0])[0].logits, fast.logits)
 
 
@@ -97,7 +99,7 @@ def test_the_extracted_network_exports_to_onnx(small_and_whole, tmp_path):
 
 def test_subnetworks_asked_together_say_what_each_says_alone_to_the_bit(small_and_whole):
     learner, images = small_and_whole
-    learner.network._small = {task: learner.extract(task).backbone for task in range(2)}
+    learner.network._miniatures._members = {task: learner.extract(task).backbone for task in range(2)}
     batches = images.split(40)
     for _ in range(5):  # on a GPU the later calls replay a graph
         together = learner.network.outputs(batches, [0, 1])
@@ -138,7 +140,7 @@ def test_half_precision_is_used_only_where_it_rounds_and_does_no_more():
 
 def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole, monkeypatch):
     learner, images = small_and_whole
-    learner.network._small = {task: learner.extract(task).backbone for task in range(2)}
+    learner.network._miniatures._members = {task: learner.extract(task).backbone for task in range(2)}
     whole = learner.network.whole_outputs([images], 1)
     lost = torch.full_like(whole.features, float("inf"))
     monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole.features, lost])

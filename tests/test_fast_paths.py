@@ -21,6 +21,7 @@ from cps.flat import Flat
 from cps.guard import Kept, Restorer, bind
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
+from cps.presentation import Presentation
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -159,7 +160,7 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
     heads = [nn.Linear(30, 2).double().to(device) for _ in range(2)]
     prepare = Prepare(dtype=torch.float64)
     first = Classifier(backbone, heads[0])
-    engine = Engine(first, images, training, prepare, cps.Flip(), is_narrow=False, is_long=compiled)
+    engine = Engine(first, images, training, Presentation(prepare, cps.Flip()), is_narrow=False, is_long=compiled)
     assert (engine._fast is not None) == compiled
     examples = TensorExamples(images.repeat(3, 1, 1, 1), labels.repeat(3))
     factors = (1.0, 0.5, 0.5, 0.1, 0.1, 0.1)
@@ -197,7 +198,7 @@ def small_engine(backbone, features):
     images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 2
     model = Classifier(backbone, nn.Linear(features, 2))
     training = cps.Training(1, cps.Adam(1e-2), batch_size=8)
-    engine = Engine(model, images, training, Prepare(), None, is_narrow=False, is_long=False)
+    engine = Engine(model, images, training, Presentation(), is_narrow=False, is_long=False)
     examples = TensorExamples(images, labels)
     return engine, model, lambda: engine.run(examples, Plan([torch.arange(8)], torch.zeros(8, 0), [1.0], [1.0]))
 

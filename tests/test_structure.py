@@ -35,9 +35,10 @@ LAYERS = [
         "published",
         "terminal",
     },
-    {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution"},
-    {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd", "feed"},
-    {"network", "probe", "engine", "sources"},
+    {"settings", "augmentation", "data", "backbones", "padding", "pixels", "folders", "convolution", "views"},
+    {"draft", "scenario", "subnetwork", "activity", "extraction", "crowd", "feed", "presentation"},
+    {"miniatures", "engine", "probe", "sources"},
+    {"network"},
     {
         "pruning",
         "selection",

@@ -30,14 +30,15 @@ _HOME = {
     "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
     "storage": ["FileError"],
     "subnetwork": ["Subnetwork"],
+    "views": ["Rotations", "Upright", "Views"],
 }
 __all__ = [
     "Adam", "AdamW", "Builtin", "CapacityError", "CapacityWarning", "Chain", "Colour", "Constant", "Cosine", "Evidence",
     "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner",
     "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
-    "Progress", "Pruner", "ResizedCrop", "Rotate", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet",
-    "Steps", "Subnetwork", "Task", "Training", "check_pruner", "check_selector", "evaluate", "load", "make_fabric",
-    "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
+    "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
+    "SmallConvNet", "Steps", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner", "check_selector",
+    "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
     from cps.storage import FileError
     from cps.subnetwork import Subnetwork
+    from cps.views import Rotations, Upright, Views
 
 
 def __getattr__(name: str) -> Any:

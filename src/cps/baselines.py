@@ -20,6 +20,7 @@ from cps.metrics import summary
 from cps.partition import named_tensors, set_tensors
 from cps.pixels import Normalize, Prepare
 from cps.plain import encode
+from cps.presentation import Presentation
 from cps.scenario import Task
 from cps.seeds import seeded
 from cps.settings import Training
@@ -98,8 +99,7 @@ class Baseline:
                 stages[stage],
                 self.training,
                 seed=(self.seed, stage),
-                prepare=self.prepare,
-                augment=self.augment,
+                show=Presentation(self.prepare, self.augment),
                 after_epoch=after_epoch,
                 start=saved.at.epoch if saved else 0,
                 optimizer_state=saved.optimizer if saved else None,

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.augmentation import Augmentation
 from cps.capture import Captured, compiled_alone, first_line
 from cps.convolution import quicken
 from cps.data import Examples, TensorExamples
@@ -25,7 +24,7 @@ from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, padded, resized_state
 from cps.partition import named_tensors, put_channels_last
-from cps.pixels import Prepare
+from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
 
@@ -42,18 +41,17 @@ class Engine:
         model: Classifier,
         images: Tensor,
         training: Training,
-        prepare: Prepare,
-        augment: Augmentation | None,
+        show: Presentation,
         *,
         is_narrow: bool,
         is_long: bool,
     ):
         """Build the step; `images` are a batch to try it on. `is_narrow`: in bf16; `is_long`: worth compiling."""
-        self.prepare, self.augment, self.is_narrow = prepare, augment, is_narrow
+        self.show, self.is_narrow = show, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
         self.model, self.factor = model, 1.0  # of the learning rate
-        self.live = Classifier(_twin(model.backbone, prepare(images[:2])), copy.deepcopy(model.head))
+        self.live = Classifier(_twin(model.backbone, show.prepare(images[:2])), copy.deepcopy(model.head))
         if self.device.type == "cuda":
             put_channels_last(self.live)
         self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
@@ -129,7 +127,7 @@ class Engine:
         """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
         if self._feed is None or not self._feed.fits(examples):
             self._feed = None  # its memory, before that of the next
-            self._feed = Feed(examples, self.augment.draws if self.augment else 0)
+            self._feed = Feed(examples, self.show.draws)
             self._steps_by_size.clear()
         if self._loaded is not examples:
             self._feed.load(examples)
@@ -171,10 +169,9 @@ class Engine:
         self.total += loss.detach()
 
     def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
-        if self.augment is not None:
-            images = self.augment(images, uniform)
+        pixels, labels = self.show(images, labels, uniform)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
-            logits = self.live(self.prepare(images))
+            logits = self.live(pixels)
         return F.cross_entropy(logits.float() if self.is_narrow else logits, labels)
 
     def _update(self) -> None:
@@ -186,7 +183,7 @@ class Engine:
         if compiled:
             self._fast = compiled_alone(self._loss), compiled_alone(self._update)
         labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
-        uniform = torch.zeros(len(images), self.augment.draws if self.augment else 0, device=self.device)
+        uniform = torch.zeros(len(images), self.show.draws, device=self.device)
         try:
             with seeded(self.device, 0):
                 self.live.train()
@@ -201,7 +198,7 @@ class Engine:
 
     def _moving(self, images: Tensor) -> dict[str, nn.Parameter]:
         """Return the parameters that a gradient reaches."""
-        uniform = torch.zeros(len(images), self.augment.draws if self.augment else 0, device=self.device)
+        uniform = torch.zeros(len(images), self.show.draws, device=self.device)
         with seeded(self.device, 0):
             self.live.train()
             self._loss(images, torch.zeros(len(images), dtype=torch.long, device=self.device), uniform).backward()

@@ -21,6 +21,7 @@ from cps.data import ClassName
 from cps.devices import full_precision
 from cps.partition import set_tensors
 from cps.pixels import Normalize
+from cps.views import class_logits, turned
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,9 @@ class Standalone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits, shape (N, classes)."""
-        return self.head(self.backbone(self.normalize(images)))
+        pixels, turns = self.normalize(images), self.head.out_features // len(self.classes)
+        features = [self.backbone(turned(pixels, turn)) for turn in range(turns)]
+        return class_logits(features, self.head.weight, self.head.bias)
 
 
 def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

@@ -10,19 +10,20 @@ from cps.network import SharedNetwork
 from cps.probe import count_features
 from cps.scenario import Task
 from cps.subnetwork import local_labels
+from cps.views import check_turns
 
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
-def training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples:
+def training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, workers: int = 0) -> Examples:
     """Return the task's training examples; raise `ValueError` for a task that could not be learned."""
     classes = task.classes
     if len(set(classes)) != len(classes):
         raise ValueError(f"the task names a class twice: {list(classes)}")
-    if len(classes) < 2:
+    if len(classes) * turns < 2:
         raise ValueError(
             f"the task has {len(classes)} class(es); a head needs at least two to tell apart, so learn this "
-            "class together with another one"
+            "class together with another one, or in its four turns (views=cps.Rotations())"
         )
     for index, subnetwork in enumerate(network.subnetworks):
         known = set(classes) & set(subnetwork.classes)
@@ -37,11 +38,12 @@ def training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -
     return examples
 
 
-def first_look(examples: Examples, network: SharedNetwork) -> int:
+def first_look(examples: Examples, network: SharedNetwork, *, turns: int = 1) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
     images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
     shape = tuple(images.shape[1:])
     check_shape(shape, network)
+    check_turns(shape, turns)
     pixels = network.pixels(images)
     features = count_features(network.backbone, network.parts.shared, pixels)
     network.input_shape = network.input_shape or shape

@@ -24,6 +24,7 @@ from cps.network import Fingerprint, SharedNetwork
 from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
+from cps.presentation import Presentation
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
 from cps.seeds import generator, seeded
@@ -32,13 +33,14 @@ from cps.settings import Adam, Steps, Training
 from cps.subnetwork import Subnetwork
 from cps.survey import survey
 from cps.training import Epoch, Trainer
+from cps.views import Upright, Views
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 HEAD, PRUNE, FIT, OBSERVE = range(4)  # what a seed is for
 SETTINGS = (
-    "pruner", "rounds", "train", "retrain", "selectors", "augment", "normalize", "prune_images", "seed"
+    "pruner", "rounds", "train", "retrain", "selectors", "augment", "views", "normalize", "prune_images", "seed"
 )  # fmt: skip
 
 
@@ -77,6 +79,7 @@ class Learner:
         retrain: Training | None = None,
         selectors: Sequence[Selector] = (MaxOutput(), ImportanceSignature()),
         augment: Augmentation | None = None,
+        views: Views | None = None,
         normalize: Normalize | None = None,
         prune_images: int = 1000,
         seed: int = 0,
@@ -88,8 +91,9 @@ class Learner:
 
         `pruner` and `rounds`: how often, after dense training as `train` says, connections are pruned and
         the rest retrained as `retrain` says; 0 rounds is CP&S-frozen. `selectors`: those to keep numbers
-        for; the first one predicts. `fabric`: where training runs; by default one device, the best there
-        is. `workers`: processes that read a torch `Dataset`. `watch` is called after every epoch.
+        for; the first one predicts. `views`: whether classes are learned in their four turns. `fabric`: where
+        training runs; by default one device, the best there is. `workers`: processes that read a torch
+        `Dataset`. `watch` is called after every epoch.
         """
         if rounds < 0:
             raise ValueError(f"rounds must not be negative, got {rounds}")
@@ -103,6 +107,7 @@ class Learner:
         self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
         self.selectors = tuple(selectors)
         self.augment = augment
+        self.views: Views = views or Upright()
         self.normalize = normalize
         self.prune_images = prune_images
         self.seed = int(seed)
@@ -123,9 +128,9 @@ class Learner:
         """
         with self.network.transaction():
             with self._seeded(HEAD):
-                examples = training_examples(task, self.network, workers=self.workers)
-                features = first_look(examples, self.network)
-            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)))
+                examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
+                features = first_look(examples, self.network, turns=self.views.turns)
+            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), turns=self.views.turns)
             saver = self._saver(task, examples, checkpoint)
             examples = examples.to(self.fabric.device)
             saved = saver and saver.load()
@@ -228,8 +233,7 @@ class Learner:
             examples,
             training,
             seed=(self.seed, index, FIT, phase),
-            prepare=self.network.prepare,
-            augment=self.augment,
+            show=Presentation(self.network.prepare, self.augment, self.views),
             guard=draft.guard(),
             after_epoch=after_epoch,
             start=saved.at.epoch if saved else 0,

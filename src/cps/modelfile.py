@@ -32,6 +32,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
         "notes": [subnetwork.notes for subnetwork in network.subnetworks],
+        "turns": {str(i): sub.turns for i, sub in enumerate(network.subnetworks) if sub.turns > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "settings": {name: encode(value) for name, value in learner_settings.items()},
@@ -61,7 +62,7 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     taken = reader.masks("taken", weights)
     subnetworks = []
     for index, names in enumerate(header["classes"]):
-        number, features = len(names), header["features"][index]
+        number, features = len(names) * header.get("turns", {}).get(str(index), 1), header["features"][index]
         head = {
             "weight": reader.take(f"task/{index}/head/weight", (number, features)),
             "bias": reader.take(f"task/{index}/head/bias", (number,)),
@@ -146,6 +147,8 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and _all_are(int, header["features"], header.get("input_shape"))
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
+        and isinstance(header.get("turns", {}), dict)
+        and all(turns == 4 for turns in header.get("turns", {}).values())
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
         and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
     )

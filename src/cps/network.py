@@ -6,23 +6,21 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from cps.capacity import check_capacity
-from cps.crowd import Crowd, member
 from cps.data import ClassName
 from cps.draft import Draft
 from cps.evidence import Evidence, Outputs
-from cps.extraction import Standalone, extracted, whole
+from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
+from cps.miniatures import Miniatures
 from cps.partition import Parts, named_tensors, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
-
-CROWDS = 4  # of small networks that are kept ready
+from cps.views import class_logits, mean_of, turned
 
 
 class Fingerprint(NamedTuple):
@@ -55,9 +53,7 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
-        self._cut: dict[int, nn.Module | None] = {}  # small networks as they are extracted ...
-        self._small: dict[int, nn.Module | None] = {}  # ... and as they predict, where that pays
-        self._crowds: dict[tuple[int, ...], Crowd] = {}
+        self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
 
     @property
     def device(self) -> torch.device:
@@ -66,7 +62,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self._forget_small_networks()
+        self._miniatures.forget()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device)
         if device.type == "cuda":
@@ -91,24 +87,19 @@ class SharedNetwork:
             yield
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
-            self._forget_small_networks()
+            self._miniatures.forget()
             raise
-
-    def _forget_small_networks(self) -> None:
-        self._cut.clear()
-        self._small.clear()
-        self._crowds.clear()
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
         return self.prepare(images.to(self.device))
 
-    def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator) -> Draft:
+    def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator, *, turns: int = 1) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
         if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
             learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
             check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns)
-        head = nn.Linear(features, len(classes), device="meta").to_empty(device="cpu")  # draws nothing itself
+        head = nn.Linear(features, len(classes) * turns, device="meta").to_empty(device="cpu")  # draws nothing itself
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
@@ -151,14 +142,23 @@ class SharedNetwork:
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         """Return what some subnetworks say about batches of images: those with small networks all at once."""
-        small = tuple(task for task in tasks if self._small_network(task) is not None)
+        small = tuple(task for task in tasks if self._miniatures.pays(task))
         found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
         if small:
-            crowd = self._crowd(small)
-            features = [crowd(self.pixels(batch)) for batch in batches]
-            said = [self._with_logits(task, own) for task, *own in zip(small, *features, strict=True)]
-            sound = torch.stack([outputs.features.isfinite().all() for outputs in said]).tolist()
-            for task, outputs, is_sound in zip(small, said, sound, strict=True):  # half precision has a smaller range
+            most = max(self.subnetworks[task].turns for task in small)
+            askers = [tuple(task for task in small if self.subnetworks[task].turns > turn) for turn in range(most)]
+            seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and turn
+            for batch in batches:
+                pixels = self.pixels(batch)
+                turns = [
+                    dict(zip(who, self._miniatures.crowd(who)(turned(pixels, t)), strict=True))
+                    for t, who in enumerate(askers)
+                ]
+                for task in small:
+                    seen[task].append([said[task] for said in turns if task in said])
+            for task in small:
+                outputs = self._with_logits(task, seen[task])
+                is_sound = bool(outputs.features.isfinite().all())  # half precision has a smaller range
                 found[task] = outputs if is_sound else self.whole_outputs(batches, task)
         return [found[task] for task in tasks]
 
@@ -166,51 +166,32 @@ class SharedNetwork:
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
         self.backbone.eval()
-        tensors = self.tensors_of(task)
-        run = [functional_call(self.backbone, tensors, (self.pixels(batch),)) for batch in batches]
-        return self._with_logits(task, run)
+        tensors, turns = self.tensors_of(task), range(self.subnetworks[task].turns)
+
+        def look(pixels: Tensor) -> list[Tensor]:
+            return [functional_call(self.backbone, tensors, (turned(pixels, turn),)) for turn in turns]
+
+        return self._with_logits(task, [look(self.pixels(batch)) for batch in batches])
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         subnetwork = self.subnetworks[task]
-        small = copy.deepcopy(self._extracted(task))
+        small = copy.deepcopy(self._miniatures.extracted(task))
         backbone = small or whole(self.backbone, self.tensors_of(task))
         return Standalone(backbone, subnetwork.head, subnetwork.classes, self.normalize)
 
-    def _with_logits(self, task: int, batches: Sequence[Tensor]) -> Outputs:
-        head = self.subnetworks[task].head
-        features = torch.cat([features.float() for features in batches])
-        return Outputs(features, F.linear(features, head["weight"], head["bias"]))
-
-    def _crowd(self, tasks: tuple[int, ...]) -> Crowd:
-        """Return the small networks of these tasks as a crowd; the last few are kept."""
-        if tasks not in self._crowds:
-            if len(self._crowds) == CROWDS:
-                del self._crowds[next(iter(self._crowds))]
-            self._crowds[tasks] = Crowd([self._small[task] for task in tasks])  # pyright: ignore[reportArgumentType]
-        return self._crowds[tasks]
-
-    def _small_network(self, task: int) -> nn.Module | None:
-        """Return the task's small network, made when first asked for, if it is less than half as large."""
-        if task not in self._small:
-            small = self._extracted(task)
-            total = sum(parameter.numel() for parameter in self.backbone.parameters())
-            pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
-            self._small[task] = member(small, self._two_images()) if small is not None and pays else None
-        return self._small[task]
-
-    def _extracted(self, task: int) -> nn.Module | None:
-        if task not in self._cut:
-            self._cut[task] = extracted(self.backbone, self.tensors_of(task), self._two_images())
-        return self._cut[task]
+    def _with_logits(self, task: int, batches: Sequence[Sequence[Tensor]]) -> Outputs:
+        """Return features and logits, from the features of each batch and turn, averaged over the turns."""
+        turns = [torch.cat([features.float() for features in parts]) for parts in zip(*batches, strict=True)]
+        return Outputs(mean_of(turns), class_logits(turns, **self.subnetworks[task].head))
 
     def _two_images(self) -> Tensor:
         assert self.input_shape is not None
         return self.pixels(torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)))
 
     def forget_images(self) -> None:
-        """Keep no pixel of what was looked at; captured graphs hold some."""
-        self._crowds.clear()
+        """Keep no pixel of what was looked at."""
+        self._miniatures.forget_images()
 
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
         """Return the outputs of every subnetwork for batches of images; those asked together read them once."""

@@ -25,6 +25,7 @@ from cps.sources import (
     read_image_folders,
     read_imagenet100,
 )
+from cps.views import Views
 
 SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1))
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -45,6 +46,7 @@ class Recipe:
     rounds: int = 3
     selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature())
     augment: Augmentation | None = None
+    views: Views | None = None
     normalize: Normalize | None = None
     prune_images: int = 1000
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
@@ -66,7 +68,7 @@ class Recipe:
 
     def learner_settings(self) -> dict[str, Any]:
         """Return what `Learner` takes of the recipe."""
-        names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "normalize", "prune_images")
+        names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "views", "normalize", "prune_images")
         return {name: getattr(self, name) for name in names}
 
     def selecting_by(self, name: str) -> "Recipe":

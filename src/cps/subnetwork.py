@@ -26,6 +26,11 @@ class Subnetwork:
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def turns(self) -> int:
+        """How many turns of an image each class was learned in."""
+        return len(self.head["bias"]) // len(self.classes)
+
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""
         return local_labels(self.classes, labels)

@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.augmentation import Augmentation
 from cps.data import Examples, TensorExamples
 from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
 from cps.engine import Engine, is_capturable, shape_of
 from cps.feed import Plan
 from cps.guard import Guard, bind
-from cps.pixels import Prepare
+from cps.presentation import Presentation
 from cps.seeds import generator, seeded
 from cps.settings import Training
 
@@ -87,8 +86,7 @@ class Trainer:
         training: Training,
         *,
         seed: Seed,
-        prepare: Prepare,
-        augment: Augmentation | None = None,
+        show: Presentation,
         guard: Guard | None = None,
         after_epoch: Callable[[Epoch], None] | None = None,
         start: int = 0,
@@ -96,20 +94,19 @@ class Trainer:
     ) -> None:
         """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
 
-        `prepare` turns raw images into pixels, after augmentation. `guard` is what must not move, by the names of
-        the backbone's parameters.
+        `show` turns raw images into what the classifier sees and is to say. `guard` is what must not move, by the
+        names of the backbone's parameters.
         """
         if start >= training.epochs:
             return
         examples = examples.to(self.fabric.device)
-        steps: Steps = self._engine_for(model, examples, training, prepare, augment) or _PlainSteps(
-            model, training, self.fabric, prepare, augment
+        steps: Steps = self._engine_for(model, examples, training, show) or _PlainSteps(
+            model, training, self.fabric, show
         )
         try:
             steps.begin(model, guard or {}, optimizer_state)
-            draws = augment.draws if augment else 0
             for epoch in range(start, training.epochs):
-                loss = self._epoch(steps, model, examples, training, seed, epoch, draws)
+                loss = self._epoch(steps, model, examples, training, seed, epoch, show.draws)
                 if not math.isfinite(loss):
                     raise FloatingPointError(
                         f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
@@ -145,7 +142,7 @@ class Trainer:
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
     def _engine_for(
-        self, model: Classifier, examples: Examples, training: Training, prepare: Prepare, augment: Augmentation | None
+        self, model: Classifier, examples: Examples, training: Training, show: Presentation
     ) -> Engine | None:
         """Return the engine for this fit, the last one if it serves; None where there can be none."""
         precision = precision_of(self.fabric)
@@ -162,16 +159,14 @@ class Trainer:
             self._tell_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
             return None
         is_long = training.epochs * len(examples) >= LONG * training.batch_size
-        key = (*shape_of(model, examples.images, training), prepare, augment, is_long)
+        key = (*shape_of(model, examples.images, training), show, is_long)
         if self._engine is None or self._engine[0] != key:
             self._engine = None  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
             images = images.to(self.fabric.device)
             with same_bits():
-                engine = Engine(
-                    model, images, training, prepare, augment, is_narrow=PRECISIONS[precision], is_long=is_long
-                )
+                engine = Engine(model, images, training, show, is_narrow=PRECISIONS[precision], is_long=is_long)
             self._engine = key, engine
         return self._engine[1]
 
@@ -192,10 +187,9 @@ class _PlainSteps:
         model: Classifier,
         training: Training,
         fabric: "Fabric",
-        prepare: Prepare,
-        augment: Augmentation | None,
+        show: Presentation,
     ):
-        self.fabric, self.prepare, self.augment = fabric, prepare, augment
+        self.fabric, self.show = fabric, show
         self.optimizer = training.optimizer([p for p in model.parameters() if p.requires_grad])
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total = torch.zeros((), device=fabric.device)
@@ -217,9 +211,8 @@ class _PlainSteps:
         return self.total
 
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float) -> None:
-        if self.augment is not None:
-            images = self.augment(images, uniform)
-        loss = F.cross_entropy(self.wrapped(self.prepare(images)).float(), labels) * share
+        pixels, labels = self.show(images, labels, uniform)
+        loss = F.cross_entropy(self.wrapped(pixels).float(), labels) * share
         self.fabric.backward(loss)
         self.stepper.step()
         self.stepper.zero_grad()

@@ -1,0 +1,56 @@
+"""Miniatures: the small networks of sealed subnetworks, made when first asked for and kept."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from cps.crowd import Crowd, member
+from cps.extraction import extracted
+
+CROWDS = 4  # that are kept ready
+
+
+class Miniatures:
+    """Small networks by task: as they are extracted, and, where that pays, as they predict in a crowd."""
+
+    def __init__(
+        self, backbone: nn.Module, tensors_of: Callable[[int], dict[str, Tensor]], sample: Callable[[], Tensor]
+    ):
+        """Take what turns the backbone into a task's, and a function that returns some pixels to try networks on."""
+        self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
+        self._extracted: dict[int, nn.Module | None] = {}
+        self._members: dict[int, nn.Module | None] = {}
+        self._crowds: dict[tuple[int, ...], Crowd] = {}
+
+    def extracted(self, task: int) -> nn.Module | None:
+        """Return the task's small network, or None where there can be none."""
+        if task not in self._extracted:
+            self._extracted[task] = extracted(self._backbone, self._tensors_of(task), self._sample())
+        return self._extracted[task]
+
+    def pays(self, task: int) -> bool:
+        """Say whether the task's small network is less than half as large as the backbone."""
+        if task not in self._members:
+            small = self.extracted(task)
+            total = sum(parameter.numel() for parameter in self._backbone.parameters())
+            pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
+            self._members[task] = member(small, self._sample()) if small is not None and pays else None
+        return self._members[task] is not None
+
+    def crowd(self, tasks: tuple[int, ...]) -> Crowd:
+        """Return the small networks of these tasks, which all pay, as a crowd; the last few are kept."""
+        if tasks not in self._crowds:
+            if len(self._crowds) == CROWDS:
+                del self._crowds[next(iter(self._crowds))]
+            self._crowds[tasks] = Crowd([self._members[task] for task in tasks])  # pyright: ignore[reportArgumentType]
+        return self._crowds[tasks]
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._extracted.clear()
+        self._members.clear()
+        self._crowds.clear()
+
+    def forget_images(self) -> None:
+        """Keep no pixel of what was looked at; captured graphs hold some."""
+        self._crowds.clear()

@@ -1,0 +1,102 @@
+"""Views: the same image turned by quarters, each turn of a class learned as a class of its own.
+
+A network that must tell the turns apart knows more about its images, and so about what is not one of them. At test the
+outputs for the four turns of an image are averaged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cps.plain import setting
+
+
+class Views(Protocol):
+    """How images are turned in training. A head has `turns` outputs for each class: class 0 turned by 0, by 1, ..."""
+
+    @property
+    def turns(self) -> int:
+        """How many turns a class is learned in: 1 or 4."""
+        ...
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        ...
+
+    def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return turned images and the head's output for each, by a row of `uniform` for each image."""
+        ...
+
+
+@setting
+@dataclass(frozen=True)
+class Upright:
+    """Images are shown as they are."""
+
+    @property
+    def turns(self) -> int:
+        """How many turns a class is learned in."""
+        return 1
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        return 0
+
+    def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the images and labels as they are."""
+        return images, labels
+
+
+@setting
+@dataclass(frozen=True)
+class Rotations:
+    """Each class is learned in four turns: an image is shown in one of them, drawn at random, or in all at once."""
+
+    at_once: bool = False
+
+    @property
+    def turns(self) -> int:
+        """How many turns a class is learned in."""
+        return 4
+
+    @property
+    def draws(self) -> int:
+        """How many random numbers each image needs."""
+        return 0 if self.at_once else 1
+
+    def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Return turned images and the output for each class and turn."""
+        every = torch.stack([turned(images, turn) for turn in range(4)])  # (turns, images, ...)
+        if self.at_once:
+            turns = torch.arange(4, device=labels.device)[:, None]
+            return every.flatten(0, 1), (labels * 4 + turns).flatten()
+        turn = (uniform[:, 0] * 4).long()
+        return every[turn, torch.arange(len(images), device=images.device)], labels * 4 + turn
+
+
+def turned(images: Tensor, turn: int) -> Tensor:
+    """Return images (N, channels, height, width) turned by so many quarters."""
+    return torch.rot90(images, turn, dims=(2, 3)) if turn else images
+
+
+def class_logits(features: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the logits (N, classes) of images from their features in each turn: of each turn its own outputs."""
+    turns = len(features)
+    return mean_of([F.linear(seen, weight[turn::turns], bias[turn::turns]) for turn, seen in enumerate(features)])
+
+
+def mean_of(values: Sequence[Tensor]) -> Tensor:
+    """Return the mean of tensors of one shape; of a single one the same bits."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).mean(dim=0)
+
+
+def check_turns(shape: tuple[int, ...], turns: int) -> None:
+    """Refuse images that cannot be turned."""
+    if turns > 1 and (len(shape) != 3 or shape[1] != shape[2]):
+        raise ValueError(f"only square images (channels, height, width) can be turned, got {shape}")
