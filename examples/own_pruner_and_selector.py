@@ -33,7 +33,13 @@ class Energy:
 
     name = "Energy"
 
-    def observe(self, subnetwork: cps.Subnetwork, evidence: cps.Evidence, labels: Tensor) -> dict[str, Tensor]:
+    def observe(
+        self,
+        subnetwork: cps.Subnetwork,
+        evidence: cps.Evidence,
+        labels: Tensor,
+        earlier: Sequence[dict[str, Tensor]],
+    ) -> dict[str, Tensor]:
         energy = evidence[-1].logits.logsumexp(dim=1)
         return {"mean": energy.mean()[None], "deviation": energy.std()[None]}
 

@@ -177,7 +177,7 @@ def test_a_failed_task_leaves_the_learner_as_it_was(make_learner):
 
 def test_a_selector_that_fails_undoes_the_task(make_learner):
     class Failing(cps.MaxOutput):
-        def observe(self, subnetwork, evidence, labels):
+        def observe(self, subnetwork, evidence, labels, earlier):
             raise RuntimeError("no")
 
     learner = make_learner()

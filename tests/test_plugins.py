@@ -28,7 +28,7 @@ class Energy:
 
     name = "Energy"
 
-    def observe(self, subnetwork, evidence, labels):
+    def observe(self, subnetwork, evidence, labels, earlier):
         return {"count": torch.tensor([float(len(labels))])}
 
     def __call__(self, evidence, statistics, groups):
@@ -82,7 +82,7 @@ def test_the_checklist_fails_a_pruner_that_touches_the_network():
 
 def test_the_checklist_fails_a_selector_that_keeps_features():
     class Hoarding(cps.MaxOutput):
-        def observe(self, subnetwork, evidence, labels):
+        def observe(self, subnetwork, evidence, labels, earlier):
             return {"all": evidence[-1].features}
 
     with pytest.raises(AssertionError, match="not its images"):

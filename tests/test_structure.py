@@ -51,7 +51,7 @@ LAYERS = [
         "cost",
         "survey",
     },
-    {"learner", "checklist", "comparison"},
+    {"learner", "checklist", "comparison", "cascade"},
     {"loading", "evaluation", "baselines", "recipes", "pictures"},
     {"report"},
     {"bench"},

@@ -253,6 +253,7 @@ class Learner:
             evidence = survey(self.network, examples, self.fabric)
             labels = all_labels(examples).to(self.network.device)
             for selector in self.selectors:
-                kept = selector.observe(subnetwork, evidence, labels)
+                earlier = self.network.statistics(selector.name)[:-1]
+                kept = selector.observe(subnetwork, evidence, labels, earlier)
                 subnetwork.statistics[selector.name] = agreed(kept, self.fabric)
             self.network.forget_images()

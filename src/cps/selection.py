@@ -27,10 +27,13 @@ class Selector(Protocol):
         """What the selector is called."""
         ...
 
-    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
         """Return the numbers to keep about a task that has just been sealed.
 
-        `evidence` is that of every subnetwork so far on the task's training images; the new one is last.
+        `evidence` is that of every subnetwork so far on the task's training images; the new one is last. `earlier` is
+        what was kept about each earlier task.
         """
         ...
 
@@ -52,13 +55,15 @@ class MaxOutput:
         """What the selector is called."""
         return "MaxOutput"
 
-    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
         """Keep nothing."""
         return {}
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the mean largest logit of each group and task."""
-        return torch.stack([_mean_by_group(outputs.logits.amax(1), groups) for outputs in evidence], dim=1)
+        return torch.stack([mean_by_group(outputs.logits.amax(1), groups) for outputs in evidence], dim=1)
 
 
 @setting
@@ -83,7 +88,9 @@ class ImportanceSignature:
         """What the selector is called."""
         return "ImportanceSignature" if self.norm == 2 else "ImportanceSignature-L1"
 
-    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
         """Keep the mean feature vector, and how strongly the head weighs each feature."""
         weight = subnetwork.head["weight"]  # (classes, features)
         strength = weight.norm(p=self.norm, dim=0)
@@ -95,7 +102,7 @@ class ImportanceSignature:
         """Return minus the distance between the signature of each group and that of each task."""
         scores = []
         for outputs, known in zip(evidence, statistics, strict=True):
-            change = _mean_by_group(outputs.features, groups) - known["mean"]  # (groups, features)
+            change = mean_by_group(outputs.features, groups) - known["mean"]  # (groups, features)
             scores.append(-(change * known["strength"]).norm(p=self.norm, dim=1))
         return torch.stack(scores, dim=1)
 
@@ -111,7 +118,9 @@ class Oracle:
         """What the selector is called."""
         return "Oracle"
 
-    def observe(self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor) -> Statistics:
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
         """Keep nothing."""
         return {}
 
@@ -143,7 +152,7 @@ def _number_of(groups: Tensor) -> int:
     return int(groups.max()) + 1
 
 
-def _mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
+def mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
     """Return the mean of the rows of each group, shape (groups, ...)."""
     number = _number_of(groups)
     sums = values.new_zeros(number, *values.shape[1:]).index_add_(0, groups, values)

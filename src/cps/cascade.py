@@ -1,0 +1,121 @@
+"""The cascade: a selector for single images, which asks task after task "yours, or a later one's?".
+
+Sealed subnetworks never change, so when a task is learned its images can pass through every earlier subnetwork as
+well: they are true examples of what is not theirs. What is kept of them are sums over images: the mean of each class
+and one covariance, of the features in all subnetworks so far. From these a linear discriminant tells, at each stage,
+the classes of its task from those of all later tasks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cps.evidence import Evidence, Outputs
+from cps.plain import setting
+from cps.selection import Statistics, mean_by_group
+from cps.subnetwork import Subnetwork
+
+
+@setting
+@dataclass(frozen=True)
+class Cascade:
+    """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
+
+    `size` is how many numbers are looked at of each subnetwork's features: their principal components. `shrinkage`
+    steadies the covariance, `temperature` takes certainty from the stages, and `own` weighs the largest output, which
+    is measured against those of the task's own images.
+    """
+
+    size: int = 32
+    shrinkage: float = 0.1
+    temperature: float = 3.0
+    own: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.shrinkage <= 0 or self.temperature <= 0:
+            raise ValueError(f"size, shrinkage and temperature must be positive, got {self}")
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        return "Cascade"
+
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
+        """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
+        components = _components(_evened(evidence[-1].features), self.size)
+        seen = _seen(evidence, [*(kept["components"] for kept in earlier), components])  # (images, numbers)
+        images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
+        means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
+        apart = seen - means[labels]
+        largest = evidence[-1].logits.amax(dim=1)
+        return {
+            "components": components,
+            "means": means,
+            "covariance": _packed(apart.T @ apart / len(seen)),
+            "level": torch.stack([largest.mean(), largest.std(correction=0).clamp(min=1e-6)]),
+        }
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
+        seen = _seen(evidence, [kept["components"] for kept in statistics])
+        covariances = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
+        rejected = seen.new_zeros(len(seen))  # the logarithm of the probability of having come so far
+        scores = []
+        for stage, (outputs, kept) in enumerate(zip(evidence, statistics, strict=True)):
+            odds = self._odds(stage, seen, [later["means"] for later in statistics[stage:]], covariances[stage:])
+            mean, deviation = kept["level"]
+            own = self.own * (outputs.logits.amax(dim=1) - mean) / deviation
+            share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
+            scores.append(rejected + F.logsigmoid(odds) + own + share)
+            rejected = rejected + F.logsigmoid(-odds)
+        return mean_by_group(torch.stack(scores, dim=1), groups)
+
+    def _odds(self, stage: int, seen: Tensor, means: list[Tensor], covariances: list[Tensor]) -> Tensor:
+        """Return the log-odds of each image for the task of a stage against all later ones; the last has no doubt."""
+        if len(means) == 1:
+            return seen.new_full((len(seen),), torch.inf)
+        numbers = means[0].shape[1]  # those of the subnetworks up to this stage
+        centres = torch.cat([values[:, :numbers] for values in means])  # (classes, numbers)
+        spread = torch.stack([values[:numbers, :numbers] for values in covariances]).mean(dim=0)
+        ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-12)
+        weights = torch.linalg.solve(spread + ridge * torch.eye(numbers, device=seen.device), centres.T)
+        likely = seen[:, :numbers] @ weights - (centres.T * weights).sum(dim=0) / 2  # (images, classes)
+        mine, others = (likely / self.temperature).split([len(means[0]), len(centres) - len(means[0])], dim=1)
+        return mine.logsumexp(dim=1) - others.logsumexp(dim=1)
+
+
+def _seen(evidence: Evidence, components: Sequence[Tensor]) -> Tensor:
+    """Return the components of the features of each subnetwork, side by side."""
+    parts: list[tuple[Outputs, Tensor]] = list(zip(evidence, components, strict=True))
+    return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
+
+
+def _evened(features: Tensor) -> Tensor:
+    """Return the square roots of features at unit length, whose clusters are rounder."""
+    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
+
+
+def _components(features: Tensor, size: int) -> Tensor:
+    """Return the directions in which features vary most, shape (features, size at most)."""
+    apart = features - features.mean(dim=0)
+    _, directions = torch.linalg.eigh((apart.T @ apart).double())
+    return directions.flip(1)[:, :size].to(features.dtype).contiguous()
+
+
+def _packed(matrix: Tensor) -> Tensor:
+    """Return the upper half of a symmetric matrix."""
+    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device).unbind()
+    return matrix[rows, columns]
+
+
+def _unpacked(values: Tensor, size: int) -> Tensor:
+    matrix = values.new_zeros(size, size)
+    rows, columns = torch.triu_indices(size, size, device=values.device).unbind()
+    matrix[rows, columns] = values
+    matrix[columns, rows] = values
+    return matrix
