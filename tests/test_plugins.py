@@ -44,7 +44,14 @@ PRUNERS = [
     cps.Magnitude(1.0),
     EveryOther(),
 ]
-SELECTORS = [cps.MaxOutput(), cps.ImportanceSignature(2), cps.ImportanceSignature(1), cps.Oracle(1), Energy()]
+SELECTORS = [
+    cps.MaxOutput(),
+    cps.ImportanceSignature(2),
+    cps.ImportanceSignature(1),
+    cps.Oracle(1),
+    Energy(),
+    cps.Cascade(),
+]
 
 
 @pytest.mark.parametrize("pruner", PRUNERS, ids=str)

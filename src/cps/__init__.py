@@ -30,6 +30,7 @@ _HOME = {
     "selection": ["ImportanceSignature", "MaxOutput", "Oracle", "Selector"],
     "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
     "storage": ["FileError"],
+    "stream": ["Stream"],
     "subnetwork": ["Subnetwork"],
     "views": ["Rotations", "Upright", "Views"],
 }
@@ -38,8 +39,8 @@ __all__ = [
     "Evidence", "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature",
     "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
     "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
-    "SmallConvNet", "Steps", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner", "check_selector",
-    "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
+    "SmallConvNet", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner",
+    "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector
     from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
     from cps.storage import FileError
+    from cps.stream import Stream
     from cps.subnetwork import Subnetwork
     from cps.views import Rotations, Upright, Views
 

@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from cps.data import Examples, as_examples
 from cps.network import SharedNetwork
@@ -38,6 +39,13 @@ def training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, wor
     return examples
 
 
+def held_out_examples(task: Task, *, workers: int = 0) -> Examples | None:
+    """Return the task's examples that are held out of training, if there are any."""
+    if task.val is None:
+        return None
+    return as_examples(task.val, partial(local_labels, task.classes), workers=workers)
+
+
 def first_look(examples: Examples, network: SharedNetwork, *, turns: int = 1) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
     images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
@@ -64,7 +72,8 @@ def check_task(task: int, network: SharedNetwork) -> None:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
 
 
-def batch_to_look_at(network: SharedNetwork, batch_size: int) -> int:
-    """Return how many images to pass through at once without training: on a GPU more, where they are small."""
+def some_pixels(examples: Examples, chosen: Tensor, network: SharedNetwork, batch_size: int) -> list[Tensor]:
+    """Return the pixels of chosen examples, in batches: larger ones on a GPU, where images are small."""
     pixels = math.prod((network.input_shape or ())[1:])
-    return max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
+    size = max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
+    return [network.pixels(images) for images, _ in examples.batches(chosen.split(size))]

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 from cps.augmentation import Augmentation
 from cps.backbones import Builtin
 from cps.checkpoint import Checkpoint, Position, Saved, identify
-from cps.data import Examples, all_labels
+from cps.data import Examples
 from cps.devices import agreed, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
 from cps.images import as_images
-from cps.intake import batch_to_look_at, check_shape, check_task, first_look, training_examples
+from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
+from cps.observation import observe_last
 from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
@@ -30,8 +31,8 @@ from cps.scenario import Task
 from cps.seeds import generator, seeded
 from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
 from cps.settings import Adam, Steps, Training
+from cps.stream import Stream
 from cps.subnetwork import Subnetwork
-from cps.survey import survey
 from cps.training import Epoch, Trainer
 from cps.views import Upright, Views
 
@@ -145,7 +146,9 @@ class Learner:
                     masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
                     draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
-            self._observe(subnetwork, examples)
+            with self._seeded(OBSERVE):
+                held_out = held_out_examples(task, workers=self.workers)
+                observe_last(self.network, examples, held_out, self.selectors, self.fabric)
             return subnetwork
 
     def predict(
@@ -155,20 +158,26 @@ class Learner:
         task: int | None = None,
         group_size: int = 1,
         selector: Selector | None = None,
+        reject: float = 0.0,
     ) -> Prediction:
         """Predict classes: Algorithm 2. Nobody says which task the images are from, unless `task` does.
 
-        With `group_size` above 1, every so many consecutive images are assumed to share a task.
+        With `group_size` above 1, every so many consecutive images are assumed to share a task. With `reject`,
+        images that look like none that were learned get the class None, and so does that share of known ones.
         """
         evidence = self.evidence(images)
         if task is not None:
             check_task(task, self.network)
             tasks = torch.full((len(evidence[task].logits),), task, device=self.network.device)
-            return classify(self.network, evidence, tasks)
+            return classify(self.network, evidence, tasks, reject=reject)
         selector = selector or self.selectors[0]
         groups = consecutive_groups(len(evidence[0].logits), group_size, self.network.device)
         tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
-        return classify(self.network, evidence, tasks)
+        return classify(self.network, evidence, tasks, reject=reject)
+
+    def stream(self, *, selector: Selector | None = None) -> Stream:
+        """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""
+        return Stream(self.network, selector or self.selectors[0], self.evidence)
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""
@@ -243,17 +252,5 @@ class Learner:
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
         """Return the pixels of some training images, drawn once for the task."""
         chosen = torch.randperm(len(examples), generator=generator(*self._key(PRUNE)))[: self.prune_images]
-        order = chosen.split(batch_to_look_at(self.network, self.train.batch_size))
         with self._seeded(PRUNE):
-            return [self.network.pixels(images) for images, _ in examples.batches(order)]
-
-    def _observe(self, subnetwork: Subnetwork, examples: Examples) -> None:
-        """Let every selector keep its numbers about the new task."""
-        with self._seeded(OBSERVE):
-            evidence = survey(self.network, examples, self.fabric)
-            labels = all_labels(examples).to(self.network.device)
-            for selector in self.selectors:
-                earlier = self.network.statistics(selector.name)[:-1]
-                kept = selector.observe(subnetwork, evidence, labels, earlier)
-                subnetwork.statistics[selector.name] = agreed(kept, self.fabric)
-            self.network.forget_images()
+            return some_pixels(examples, chosen, self.network, self.train.batch_size)

@@ -7,21 +7,26 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.evidence import Evidence
+from cps.familiarity import is_familiar
 from cps.network import SharedNetwork
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class of each image, the task it was found in, and the class's softmax share in that task."""
+    """The class of each image, the task it was found in, and the class's softmax share in that task.
 
-    classes: list[ClassName]
+    The class is None where the image looks like none that the task has learned, if that was asked for.
+    """
+
+    classes: list[ClassName | None]
     tasks: Tensor
     confidence: Tensor
 
 
-def classify(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Prediction:
-    """Let the selected subnetwork of each image name its class."""
-    classes: list[ClassName] = [""] * len(tasks)
+def classify(network: SharedNetwork, evidence: Evidence, tasks: Tensor, *, reject: float = 0.0) -> Prediction:
+    """Let the selected subnetwork of each image name its class, unless the image is not familiar to it."""
+    classes: list[ClassName | None] = [None] * len(tasks)
+    is_known = is_familiar(network, evidence, tasks, reject).tolist()
     confidence = torch.zeros(len(tasks))
     for task in tasks.unique().tolist():
         mine = (tasks == task).nonzero()[:, 0]
@@ -29,5 +34,5 @@ def classify(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Predi
         confidence[mine.cpu()] = share.cpu()
         names = network.subnetworks[task].names(output)
         for index, name in zip(mine.tolist(), names, strict=True):
-            classes[index] = name
+            classes[index] = name if is_known[index] else None
     return Prediction(classes, tasks.cpu(), confidence)

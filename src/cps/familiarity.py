@@ -1,0 +1,35 @@
+"""Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
+
+import torch
+from torch import Tensor
+
+from cps.evidence import Evidence
+from cps.network import SharedNetwork
+
+NAME = "familiarity"  # its place among the statistics of a subnetwork
+STEPS = 1000  # in which shares of images are counted
+
+
+def familiar_outputs(logits: Tensor) -> dict[str, Tensor]:
+    """Return what to keep about a task's own images: which largest output each share of them stays below."""
+    shares = torch.linspace(0, 1, STEPS + 1, device=logits.device)
+    return {"quantiles": torch.quantile(logits.amax(dim=1).float(), shares)}
+
+
+def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:
+    """Say of each image whether its selected subnetwork answers as strongly as it does to its own images.
+
+    A share `reject` of a task's own images is taken for unknown.
+    """
+    if not 0 <= reject < 1:
+        raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
+    known = torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
+    if reject == 0:
+        return known
+    for task in tasks.unique().tolist():
+        kept = network.subnetworks[task].statistics.get(NAME)
+        if kept is None:
+            raise ValueError(f"nothing was kept about how familiar images of task {task} look; learn it with this cps")
+        mine = tasks == task
+        known[mine] = evidence[task].logits[mine].amax(dim=1) >= kept["quantiles"][round(reject * STEPS)]
+    return known

@@ -1,0 +1,135 @@
+"""One image is enough: the cascade, streams, and images that were never learned."""
+
+import pytest
+import torch
+
+import cps
+from conftest import make_task
+from cps.evidence import Evidence, Outputs
+from cps.selection import select
+from cps.subnetwork import Subnetwork
+
+TASKS, CLASSES, FEATURES = 4, 3, 12
+
+
+def world(seed=0):
+    """Return what the subnetworks say about images of each task: in its own, classes lie along the head's directions.
+
+    Images of other tasks excite a head as much as its own do, but lie at places of their own among the features, so the
+    largest output cannot tell tasks apart, and images of later tasks in earlier subnetworks can.
+    """
+    draws = torch.Generator().manual_seed(seed)
+    heads = torch.randn(TASKS, CLASSES, FEATURES, generator=draws)
+    places = torch.randn(TASKS, TASKS, CLASSES, FEATURES, generator=draws).abs()  # by subnetwork, task and class
+    subnetworks = [
+        Subnetwork(tuple(range(10 * t, 10 * t + CLASSES)), {}, {}, {"weight": heads[t], "bias": torch.zeros(CLASSES)})
+        for t in range(TASKS)
+    ]
+
+    def evidence(task, until, images):
+        labels = torch.arange(images) % CLASSES
+        said = []
+        for s in range(until):
+            features = (places[s, task][labels] + 0.2 * torch.randn(images, FEATURES, generator=draws)).clamp(min=0)
+            logits = torch.randn(images, CLASSES, generator=draws)
+            said.append(Outputs(features, logits))
+        return Evidence(lambda tasks: [said[t] for t in tasks], until), labels
+
+    return subnetworks, evidence
+
+
+def observed(selector, subnetworks, evidence, images=60):
+    statistics = []
+    for task, subnetwork in enumerate(subnetworks):
+        seen, labels = evidence(task, task + 1, images)
+        statistics.append(selector.observe(subnetwork, seen, labels, statistics))
+    return statistics
+
+
+def share_found(selector, subnetworks, evidence):
+    statistics = observed(selector, subnetworks, evidence)
+    found = [select(selector, evidence(t, TASKS, 60)[0], statistics, torch.arange(60)) == t for t in range(TASKS)]
+    return torch.cat(found).float().mean()
+
+
+def test_the_cascade_finds_tasks_by_what_later_images_looked_like_in_earlier_subnetworks():
+    assert share_found(cps.Cascade(), *world()) > 0.95
+    assert share_found(cps.MaxOutput(), *world()) < 0.5  # the outputs alone tell nothing
+
+
+def test_the_cascade_keeps_sums_whose_size_does_not_depend_on_the_number_of_images():
+    few, many = (observed(cps.Cascade(size=4), *world(), images=images) for images in (30, 300))
+    assert [{k: v.shape for k, v in kept.items()} for kept in few] == [
+        {k: v.shape for k, v in kept.items()} for kept in many
+    ]
+    assert [kept["means"].shape for kept in few] == [(CLASSES, 4 * (task + 1)) for task in range(TASKS)]
+
+
+def test_what_the_cascade_says_after_some_tasks_is_what_it_said_then():
+    subnetworks, evidence = world()
+    selector = cps.Cascade()
+    statistics = observed(selector, subnetworks, evidence)
+    seen, _ = evidence(0, TASKS, 30)
+    then = selector(seen.until(2), statistics[:2], torch.arange(30))
+    assert then.shape == (30, 2)
+    now = selector(seen, statistics, torch.arange(30))
+    assert not torch.equal(now[:, :2], then)  # later tasks have taught it what is not its own
+
+
+@pytest.fixture(scope="module")
+def learner():
+    training = cps.Training(20, cps.Adam(1e-2), batch_size=16)
+    torch.manual_seed(0)
+    learner = cps.Learner(
+        cps.SmallConvNet(2, (8, 12)), rounds=1, train=training, retrain=training,
+        selectors=(cps.Cascade(size=8), cps.MaxOutput()), fabric=cps.make_fabric(accelerator="cpu"),
+    )  # fmt: skip
+    for first in (0, 10, 20):
+        task = make_task(first, images=60, test=60)
+        learner.learn(cps.Task(task.classes, train=task.train, val=task.test))
+    return learner
+
+
+def test_a_learner_with_a_cascade_survives_its_file(learner, tmp_path):
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", cps.SmallConvNet(2, (8, 12)), fabric=learner.fabric)
+    images = make_task(10, test=30).test[0]
+    assert loaded.predict(images).classes == learner.predict(images).classes
+    assert loaded.selectors == learner.selectors
+
+
+def test_an_image_unlike_all_that_was_learned_is_unknown_and_the_share_of_known_ones_is_as_asked(learner):
+    own = torch.cat([make_task(first, test=60).test[0] for first in (0, 10, 20)])
+    strange = torch.zeros(40, 2, 6, 6) + 0.01 * torch.randn(40, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    unknown = [name is None for name in learner.predict(strange, reject=0.1).classes]
+    assert sum(unknown) > 30
+    rejected = sum(name is None for name in learner.predict(own, reject=0.1).classes) / len(own)
+    assert 0.05 < rejected < 0.2
+    assert None not in learner.predict(strange).classes
+    with pytest.raises(ValueError, match="share of known images"):
+        learner.predict(own, reject=1.0)
+
+
+def test_a_stream_finds_the_task_of_doubtful_images_by_those_before_them(learner):
+    draws = torch.Generator().manual_seed(3)
+    clear = {first: make_task(first, test=60).test[0] for first in (0, 10, 20)}
+    order = torch.arange(3).repeat_interleave(40)
+    images = torch.cat([images[:40] for images in clear.values()])
+    images = images + 0.6 * torch.randn(images.shape, generator=draws)  # so that one image says little
+    alone = (learner.predict(images).tasks == order).float().mean()
+    stream = learner.stream()
+    followed = torch.cat([stream.predict(part).tasks for part in images.split(7)])
+    assert (followed == order).float().mean() > alone + 0.05
+    assert stream.tasks.shape == (3,)
+    torch.testing.assert_close(stream.tasks.sum(), torch.tensor(1.0))
+    again = learner.stream().predict(images)
+    assert torch.equal(again.tasks, followed)  # how images are cut into calls makes no difference
+
+
+def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
+    stream = learner.stream(selector=cps.MaxOutput())
+    stream.predict(make_task(0).test[0])
+    grown = cps.stream.Stream(learner.network, cps.MaxOutput(), learner.evidence)
+    grown._posterior = torch.full((7, 2), 0.5 / 7, dtype=torch.float64)  # as of two tasks
+    grown.predict(make_task(0).test[0])
+    assert grown.tasks.shape == (3,)
