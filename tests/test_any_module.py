@@ -373,7 +373,7 @@ def test_classes_are_learned_in_four_turns_and_found_in_every_turn(make_learner,
     labels = torch.arange(64) % 2
     images = patterns[labels] + 0.3 * torch.randn(64, 2, 6, 6, generator=draws)
     training = cps.Training(20, cps.Adam(1e-2), batch_size=16)
-    for views in (cps.Rotations(), cps.Rotations(at_once=True)):
+    for views in (cps.Rotations(), cps.Rotations(at_once=True, mirrors=True)):
         learner = make_learner(views=views, train=training, retrain=training)
         subnetwork = learner.learn(cps.Task(["a", "b"], train=(images, labels.tolist())))
         assert subnetwork.head["bias"].shape == (8,)
@@ -388,6 +388,7 @@ def test_classes_are_learned_in_four_turns_and_found_in_every_turn(make_learner,
         loaded = cps.load(tmp_path / "model.cps", learner.network.backbone, fabric=learner.fabric)
         assert loaded.fingerprint(0) == learner.fingerprint(0)
         assert loaded.views == views
+        assert loaded.network.subnetworks[0].mirrors == views.mirrors
         small = learner.extract(0)
         torch.testing.assert_close(small(images.to(learner.network.device)), outputs.logits, rtol=1e-3, atol=1e-4)
 
@@ -406,3 +407,12 @@ def test_a_single_class_is_learned_in_its_four_turns(make_learner):
 def test_images_that_are_not_square_are_not_turned(make_learner):
     with pytest.raises(ValueError, match="only square images"):
         make_learner(views=cps.Rotations()).learn(make_task(0, shape=(2, 6, 8)))
+
+
+def test_an_image_and_its_mirror_image_get_the_same_answer_where_both_are_looked_at(make_learner):
+    images = make_task(0).train[0]
+    for views, is_same in ((cps.Upright(mirrors=True), True), (cps.Upright(), False)):
+        learner = make_learner(views=views)
+        learner.learn(make_task(0))
+        first, second = (learner.evidence(seen)[0].logits for seen in (images, images.flip(-1)))
+        assert torch.allclose(first, second, atol=1e-4) == is_same

@@ -104,8 +104,8 @@ def trained_equals_sealed(learner, monkeypatch, each_draft=lambda draft: None):
     drafts = []
     grow = SharedNetwork.grow
 
-    def note(*args):
-        drafts.append(grow(*args))
+    def note(*args, **settings):
+        drafts.append(grow(*args, **settings))
         each_draft(drafts[-1])
         return drafts[-1]
 

@@ -22,7 +22,7 @@ def test_a_recipe_is_what_its_name_says_and_can_be_shortened(name):
     assert short.train.epochs == max(1, round(0.1 * recipe.train.epochs))
     assert short.train.optimizer == recipe.train.optimizer
     assert set(recipe.learner_settings()) <= {
-        "train", "retrain", "pruner", "rounds", "selectors", "augment", "normalize", "prune_images"
+        "train", "retrain", "pruner", "rounds", "selectors", "augment", "views", "normalize", "prune_images"
     }  # fmt: skip
 
 
@@ -144,6 +144,11 @@ def test_missing_folders_and_strange_weights_are_named(tmp_path):
 
 def test_another_selector_can_be_asked_to_predict():
     chosen = RECIPES["cifar100-10"]().selecting_by("ImportanceSignature-L1")
-    assert [s.name for s in chosen.selectors] == ["ImportanceSignature-L1", "MaxOutput", "ImportanceSignature"]
+    assert [s.name for s in chosen.selectors] == [
+        "ImportanceSignature-L1",
+        "MaxOutput",
+        "ImportanceSignature",
+        "Cascade",
+    ]
     with pytest.raises(ValueError, match="there is no selector 'Magic'; there are: .*MaxOutput"):
         chosen.selecting_by("Magic")

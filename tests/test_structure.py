@@ -21,8 +21,9 @@ LAYERS = [
     for modules in (
         "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal",
         "settings augmentation data backbones padding pixels folders convolution views",
-        "draft scenario subnetwork activity extraction crowd feed presentation",
-        "miniatures engine probe sources",
+        "draft scenario subnetwork activity crowd feed presentation",
+        "extraction engine probe sources",
+        "miniatures",
         "network",
         "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",
         "prediction observation cascade checklist comparison",

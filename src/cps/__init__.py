@@ -40,7 +40,8 @@ __all__ = [
     "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
     "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
     "SmallConvNet", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner",
-    "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
+    "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting",
+    "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

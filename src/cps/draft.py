@@ -31,8 +31,9 @@ class Classifier(nn.Module):
 class Draft:
     """A subnetwork in the making: its masks shrink and its free weights move.
 
-    Attributes: `classes`; `model`, the live classifier; `masks`, the connections that are on; `warm`, the
-    weights after dense training, which pruned free weights go back to.
+    Attributes: `classes`; `mirrors`, whether mirror images are looked at too; `model`, the live classifier;
+    `masks`, the connections that are on; `warm`, the weights after dense training, which pruned free weights go
+    back to.
     """
 
     def __init__(
@@ -42,11 +43,12 @@ class Draft:
         parts: Parts,
         *,
         classes: Sequence[ClassName],
+        mirrors: bool,
         weights: Mapping[str, Tensor],
         taken: Masks,
         private: Mapping[str, Tensor],
     ):
-        self.classes = tuple(classes)
+        self.classes, self.mirrors = tuple(classes), mirrors
         self.model = Classifier(backbone, head)
         self.masks = full_masks(weights, on=True)
         self.warm: dict[str, Tensor] | None = None

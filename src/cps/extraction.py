@@ -8,7 +8,6 @@ operation is not known, nothing is removed there.
 import copy
 import logging
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,11 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from cps.data import ClassName
 from cps.devices import full_precision
 from cps.partition import set_tensors
 from cps.pixels import Normalize
-from cps.views import class_logits, turned
+from cps.subnetwork import Subnetwork
+from cps.views import class_logits
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +39,23 @@ COMBINING = {operator.add, operator.iadd, torch.add, operator.mul, operator.imul
 class Standalone(nn.Module):
     """A sealed subnetwork on its own: images, as floats, -> logits over `classes`."""
 
-    def __init__(
-        self, backbone: nn.Module, head: dict[str, Tensor], classes: Sequence[ClassName], normalize: Normalize | None
-    ):
+    def __init__(self, backbone: nn.Module, subnetwork: Subnetwork, normalize: Normalize | None):
         super().__init__()
-        self.normalize = nn.Identity() if normalize is None else normalize.as_layer(head["weight"].device)
+        weight = subnetwork.head["weight"]
+        self.normalize = nn.Identity() if normalize is None else normalize.as_layer(weight.device)
         self.backbone = backbone
-        outputs, features = head["weight"].shape
-        self.head = nn.Linear(features, outputs, device=head["weight"].device).requires_grad_(False)
-        self.head.load_state_dict(head)
-        self.classes = tuple(classes)
+        outputs, features = weight.shape
+        self.head = nn.Linear(features, outputs, device=weight.device).requires_grad_(False)
+        self.head.load_state_dict(subnetwork.head)
+        self.classes, self.looks = subnetwork.classes, subnetwork.looks
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits, shape (N, classes)."""
-        pixels, turns = self.normalize(images), self.head.out_features // len(self.classes)
-        features = [self.backbone(turned(pixels, turn)) for turn in range(turns)]
-        return class_logits(features, self.head.weight, self.head.bias)
+        pixels = self.normalize(images)
+        return class_logits([self.backbone(look(pixels)) for look in self.looks], self.looks, **self._head())
+
+    def _head(self) -> dict[str, Tensor]:
+        return {"weight": self.head.weight, "bias": self.head.bias}
 
 
 def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
@@ -113,6 +113,7 @@ def _fold_norms(graph: fx.GraphModule) -> None:
             setattr(graph.get_submodule(owner), name, fuse_conv_bn_eval(layer, norm))  # pyright: ignore
             node.replace_all_uses_with(before)
             graph.graph.erase_node(node)
+    graph.delete_all_unused_submodules()
     graph.graph.lint()
     graph.recompile()
 

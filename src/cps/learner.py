@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.backbones import Builtin
+from cps.cascade import Cascade
 from cps.checkpoint import Checkpoint, Position, Saved, identify
 from cps.data import Examples
 from cps.devices import agreed, make_fabric, ready
@@ -78,7 +79,7 @@ class Learner:
         rounds: int = 3,
         train: Training | None = None,
         retrain: Training | None = None,
-        selectors: Sequence[Selector] = (MaxOutput(), ImportanceSignature()),
+        selectors: Sequence[Selector] = (Cascade(), MaxOutput(), ImportanceSignature()),
         augment: Augmentation | None = None,
         views: Views | None = None,
         normalize: Normalize | None = None,
@@ -131,7 +132,7 @@ class Learner:
             with self._seeded(HEAD):
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
                 features = first_look(examples, self.network, turns=self.views.turns)
-            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), turns=self.views.turns)
+            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views)
             saver = self._saver(task, examples, checkpoint)
             examples = examples.to(self.fabric.device)
             saved = saver and saver.load()

@@ -32,6 +32,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
         "notes": [subnetwork.notes for subnetwork in network.subnetworks],
+        "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.mirrors],
         "turns": {str(i): sub.turns for i, sub in enumerate(network.subnetworks) if sub.turns > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
@@ -74,7 +75,9 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
         }
         masks = reader.masks(f"task/{index}/mask", weights)
         notes = header["notes"][index] if "notes" in header else {}  # files of cps 0.1 have none
-        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics, notes))
+        subnetworks.append(
+            Subnetwork(tuple(names), masks, private, head, statistics, notes, index in header.get("mirrors", []))
+        )
     reader.refuse_leftovers()
     together = full_masks(weights, on=False)
     for subnetwork in subnetworks:
@@ -144,7 +147,7 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(isinstance(notes, dict) for notes in header.get("notes", []))
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
-        and _all_are(int, header["features"], header.get("input_shape"))
+        and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors", []))
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and isinstance(header.get("turns", {}), dict)

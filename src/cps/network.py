@@ -20,7 +20,7 @@ from cps.partition import Parts, named_tensors, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
-from cps.views import class_logits, mean_of, turned
+from cps.views import Upright, Views, class_logits, mean_of
 
 
 class Fingerprint(NamedTuple):
@@ -94,12 +94,16 @@ class SharedNetwork:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
         return self.prepare(images.to(self.device))
 
-    def grow(self, classes: Sequence[ClassName], features: int, generator: torch.Generator, *, turns: int = 1) -> Draft:
+    def grow(
+        self, classes: Sequence[ClassName], features: int, generator: torch.Generator, views: Views | None = None
+    ) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head."""
         if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
             learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
             check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns)
-        head = nn.Linear(features, len(classes) * turns, device="meta").to_empty(device="cpu")  # draws nothing itself
+        views = views or Upright()
+        outputs = len(classes) * views.turns
+        head = nn.Linear(features, outputs, device="meta").to_empty(device="cpu")  # draws nothing itself
         with torch.no_grad():
             for parameter in head.parameters():
                 parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
@@ -108,6 +112,7 @@ class SharedNetwork:
             head.to(self.device),
             self.parts,
             classes=classes,
+            mirrors=views.mirrors,
             weights=self.weights,
             taken=self.taken,
             private=self.initial,
@@ -124,7 +129,7 @@ class SharedNetwork:
         self.taken = union(self.taken, draft.masks)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: value.clone() for name, value in draft.private().items()}
-        self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head))
+        self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors))
         return self.subnetworks[-1]
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
@@ -145,17 +150,15 @@ class SharedNetwork:
         small = tuple(task for task in tasks if self._miniatures.pays(task))
         found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
         if small:
-            most = max(self.subnetworks[task].turns for task in small)
-            askers = [tuple(task for task in small if self.subnetworks[task].turns > turn) for turn in range(most)]
-            seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and turn
+            looks = max((self.subnetworks[task].looks for task in small), key=len)
+            askers = {look: tuple(task for task in small if look in self.subnetworks[task].looks) for look in looks}
+            seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and look
             for batch in batches:
                 pixels = self.pixels(batch)
-                turns = [
-                    dict(zip(who, self._miniatures.crowd(who)(turned(pixels, t)), strict=True))
-                    for t, who in enumerate(askers)
-                ]
+                said = {who: self._miniatures.crowd(who) for who in askers.values()}
+                each = [dict(zip(who, said[who](look(pixels)), strict=True)) for look, who in askers.items()]
                 for task in small:
-                    seen[task].append([said[task] for said in turns if task in said])
+                    seen[task].append([features[task] for features in each if task in features])
             for task in small:
                 outputs = self._with_logits(task, seen[task])
                 is_sound = bool(outputs.features.isfinite().all())  # half precision has a smaller range
@@ -166,24 +169,25 @@ class SharedNetwork:
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
         self.backbone.eval()
-        tensors, turns = self.tensors_of(task), range(self.subnetworks[task].turns)
+        tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
 
-        def look(pixels: Tensor) -> list[Tensor]:
-            return [functional_call(self.backbone, tensors, (turned(pixels, turn),)) for turn in turns]
+        def see(pixels: Tensor) -> list[Tensor]:
+            return [functional_call(self.backbone, tensors, (look(pixels),)) for look in looks]
 
-        return self._with_logits(task, [look(self.pixels(batch)) for batch in batches])
+        return self._with_logits(task, [see(self.pixels(batch)) for batch in batches])
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         subnetwork = self.subnetworks[task]
         small = copy.deepcopy(self._miniatures.extracted(task))
         backbone = small or whole(self.backbone, self.tensors_of(task))
-        return Standalone(backbone, subnetwork.head, subnetwork.classes, self.normalize)
+        return Standalone(backbone, subnetwork, self.normalize)
 
     def _with_logits(self, task: int, batches: Sequence[Sequence[Tensor]]) -> Outputs:
-        """Return features and logits, from the features of each batch and turn, averaged over the turns."""
-        turns = [torch.cat([features.float() for features in parts]) for parts in zip(*batches, strict=True)]
-        return Outputs(mean_of(turns), class_logits(turns, **self.subnetworks[task].head))
+        """Return features and logits, from the features of each batch and look, averaged over the looks."""
+        looks = [torch.cat([features.float() for features in parts]) for parts in zip(*batches, strict=True)]
+        subnetwork = self.subnetworks[task]
+        return Outputs(mean_of(looks), class_logits(looks, subnetwork.looks, **subnetwork.head))
 
     def _two_images(self) -> Tensor:
         assert self.input_shape is not None

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
-from cps.backbones import SmallConvNet, large_resnet18, resnet18_third, resnet32
+from cps.backbones import SmallConvNet, large_resnet18, resnet18, resnet18_third, resnet32
+from cps.cascade import Cascade
 from cps.data import Data
 from cps.folders import ImageFolder
 from cps.pixels import Normalize
@@ -25,9 +26,9 @@ from cps.sources import (
     read_image_folders,
     read_imagenet100,
 )
-from cps.views import Views
+from cps.views import Rotations, Views
 
-SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1))
+SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -44,7 +45,7 @@ class Recipe:
     retrain: Training
     pruner: Pruner
     rounds: int = 3
-    selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature())
+    selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature(), Cascade())
     augment: Augmentation | None = None
     views: Views | None = None
     normalize: Normalize | None = None
@@ -96,6 +97,7 @@ def digits() -> Recipe:
         retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
         pruner=NNrelief(alpha=0.7),
         rounds=2,
+        selectors=(Cascade(), MaxOutput(), ImportanceSignature()),
     )
 
 
@@ -167,10 +169,29 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
         rounds=rounds,
-        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput()),
+        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), Cascade()),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
         group_sizes=(1, 2, 5, 10, 20, 50, 60),
+    )
+
+
+def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
+    """Return CIFAR-100 made for single images: ResNet-18, every class in four turns, the cascade."""
+    return Recipe(
+        name=f"cifar100-{name}-single",
+        about=f"CIFAR-100 cut as in cifar100-{name}, made for single images: ResNet-18, classes in four turns, cascade",
+        read=read_cifar100,
+        sizes=sizes,
+        backbone=resnet18,
+        train=Training(80, Adam(3e-3, weight_decay=5e-4), Cosine(), batch_size=128),
+        retrain=Training(30, Adam(3e-3, weight_decay=5e-4), Cosine(), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=3,
+        selectors=(Cascade(size=64), MaxOutput()),
+        augment=Chain((PadCrop(4), Flip())),
+        views=Rotations(mirrors=True),
+        normalize=IMAGENET,
     )
 
 
@@ -181,6 +202,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar100-20": partial(cifar100, 20),
     "cifar100-b50": cifar100_b50,
     "cifar100-b50-frozen": partial(cifar100_b50, 0),
+    "cifar100-5-single": partial(cifar100_single, "5", 20),
+    "cifar100-10-single": partial(cifar100_single, "10", 10),
+    "cifar100-20-single": partial(cifar100_single, "20", 5),
+    "cifar100-b50-single": partial(cifar100_single, "b50", (50, 10, 10, 10, 10, 10)),
     "imagenet100": partial(imagenet, 100, SGD(0.1)),
     "imagenet100-adam": partial(imagenet, 100, Adam(1e-2, weight_decay=1e-4), "-adam"),
     "imagenet1000": partial(imagenet, 1000, SGD(0.1)),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.masks import Masks
+from cps.views import Look, looks_at
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,8 @@ class Subnetwork:
     """What belongs to one task: masks over the shared weights, private parts, head and classes.
 
     `statistics` holds, by the name of a selector, the numbers that selector keeps about the task. `notes` are plain
-    data about how it was learned, such as the day and the accuracy; they are yours to fill.
+    data about how it was learned, such as the day and the accuracy; they are yours to fill. `mirrors` says whether it
+    looks at mirror images too.
     """
 
     classes: tuple[ClassName, ...]
@@ -25,11 +27,17 @@ class Subnetwork:
     head: dict[str, Tensor]
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    mirrors: bool = False
 
     @property
     def turns(self) -> int:
         """How many turns of an image each class was learned in."""
         return len(self.head["bias"]) // len(self.classes)
+
+    @property
+    def looks(self) -> list[Look]:
+        """All looks it takes at an image."""
+        return looks_at(self.turns, self.mirrors)
 
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""

@@ -1,12 +1,12 @@
-"""Views: the same image turned by quarters, each turn of a class learned as a class of its own.
+"""Views: the same image turned by quarters and mirrored.
 
-A network that must tell the turns apart knows more about its images, and so about what is not one of them. At test the
-outputs for the four turns of an image are averaged.
+In training each turn of a class may be learned as a class of its own: a network that must tell the turns apart knows
+more about its images, and so about what is not one of them. At test the outputs for all looks at an image are averaged.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,12 +15,29 @@ from torch import Tensor
 from cps.plain import setting
 
 
+class Look(NamedTuple):
+    """One look at an image: turned by so many quarters, and perhaps mirrored before."""
+
+    turn: int
+    is_mirrored: bool
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return images (N, channels, height, width) as they look."""
+        images = images.flip(-1) if self.is_mirrored else images
+        return torch.rot90(images, self.turn, dims=(2, 3)) if self.turn else images
+
+
 class Views(Protocol):
     """How images are turned in training. A head has `turns` outputs for each class: class 0 turned by 0, by 1, ..."""
 
     @property
     def turns(self) -> int:
         """How many turns a class is learned in: 1 or 4."""
+        ...
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether at test the mirror image is looked at as well, for twice the work."""
         ...
 
     @property
@@ -37,6 +54,8 @@ class Views(Protocol):
 @dataclass(frozen=True)
 class Upright:
     """Images are shown as they are."""
+
+    mirrors: bool = False
 
     @property
     def turns(self) -> int:
@@ -59,6 +78,7 @@ class Rotations:
     """Each class is learned in four turns: an image is shown in one of them, drawn at random, or in all at once."""
 
     at_once: bool = False
+    mirrors: bool = False
 
     @property
     def turns(self) -> int:
@@ -72,7 +92,7 @@ class Rotations:
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return turned images and the output for each class and turn."""
-        every = torch.stack([turned(images, turn) for turn in range(4)])  # (turns, images, ...)
+        every = torch.stack([Look(turn, False)(images) for turn in range(4)])  # (turns, images, ...)
         if self.at_once:
             turns = torch.arange(4, device=labels.device)[:, None]
             return every.flatten(0, 1), (labels * 4 + turns).flatten()
@@ -80,15 +100,21 @@ class Rotations:
         return every[turn, torch.arange(len(images), device=images.device)], labels * 4 + turn
 
 
-def turned(images: Tensor, turn: int) -> Tensor:
-    """Return images (N, channels, height, width) turned by so many quarters."""
-    return torch.rot90(images, turn, dims=(2, 3)) if turn else images
+def looks_at(turns: int, mirrors: bool) -> list[Look]:
+    """Return all looks at an image."""
+    return [
+        Look(turn, is_mirrored) for is_mirrored in ((False, True) if mirrors else (False,)) for turn in range(turns)
+    ]
 
 
-def class_logits(features: Sequence[Tensor], weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the logits (N, classes) of images from their features in each turn: of each turn its own outputs."""
-    turns = len(features)
-    return mean_of([F.linear(seen, weight[turn::turns], bias[turn::turns]) for turn, seen in enumerate(features)])
+def class_logits(features: Sequence[Tensor], looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the logits (N, classes) of images from their features at each look: of each turn its own outputs."""
+    turns = 1 + max(look.turn for look in looks)
+    said = [
+        F.linear(seen, weight[look.turn :: turns], bias[look.turn :: turns])
+        for seen, look in zip(features, looks, strict=True)
+    ]
+    return mean_of(said)
 
 
 def mean_of(values: Sequence[Tensor]) -> Tensor:
