@@ -2,14 +2,17 @@
 
 import json
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import growth
-from cps.pictures import accuracy_history
+from cps.comparison import accuracy_table, metrics_table, row_table
+from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
 from cps.report import group_table
 
+PAPER = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -35,6 +38,20 @@ def speed_table(name: str) -> str:
     return "\n".join([_markdown(head, rows), "", note])
 
 
+def published_runs(*recipes: str) -> list[dict[str, Any]]:
+    """Return the published runs of some recipes, or of all of the paper's, by recipe and order."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
+    runs = [run for run in found if run.get("recipe") in (recipes or PAPER)]
+    return sorted(runs, key=lambda run: (PAPER.index(run["recipe"]), str(run["order"])))
+
+
+def paper_table(make: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]], *recipes: str) -> str:
+    """Return a table of the published runs, and where they ran."""
+    runs = published_runs(*recipes)
+    devices = " and ".join(sorted({f"{run['device']}, torch {run['versions']['torch']}" for run in runs}))
+    return "\n".join([_markdown(*make(runs)), "", f"Mean and standard deviation over class orders; {devices}."])
+
+
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
@@ -49,6 +66,11 @@ TABLES = {
     "docs/performance.md": {
         "h200": partial(speed_table, "benchmarks-h200"),
         "cpu": partial(speed_table, "benchmarks-cpu"),
+    },
+    "docs/reproducing.md": {
+        "accuracy": partial(paper_table, accuracy_table),
+        "metrics": partial(paper_table, metrics_table),
+        "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
 }
 
@@ -68,6 +90,8 @@ def main() -> None:
     for page in TABLES:
         (ROOT / page).write_text(renewed(page))
     accuracy_history(read("digits")).savefig(ROOT / "docs" / "digits.png", dpi=110)
+    group_sizes(published_runs("cifar100-10")).savefig(ROOT / "docs" / "cifar100-groups.png", dpi=110)
+    accuracy_on_each_task(published_runs("cifar100-20")[0]).savefig(ROOT / "docs" / "cifar100-20.png", dpi=110)
     for name in ("cpu", "h200"):
         growth.picture(read(f"benchmarks-{name}")["growth"]).savefig(ROOT / "docs" / f"growth-{name}.png", dpi=100)
 
