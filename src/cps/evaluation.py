@@ -4,7 +4,7 @@ Sealed subnetworks never change, so each test image passes each subnetwork once 
 "after task t" is arithmetic on that evidence, restricted to the first t + 1 subnetworks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ def evaluate(
     tasks: Iterable[Task],
     *,
     group_sizes: Sequence[int] = GROUP_SIZES,
-    selectors: Sequence[Selector] | None = None,
+    selectors: Sequence[Selector] | Mapping[str, Selector] | None = None,
     flips: bool = False,
     seed: int = 0,
 ) -> dict[str, object]:
@@ -47,8 +47,8 @@ def evaluate(
     Groups are drawn within a task, shuffled with the seed; the last, smaller group counts too. A group
     whose task is mistaken counts as wrong whole. With `flips`, the mirror image of each image helps to select
     (the paper's code does so), not to classify. Where every task has more than five classes, `top5` is the share of
-    images whose class is among the five best of the selected subnetwork. Several processes share the work, and all
-    must call this.
+    images whose class is among the five best of the selected subnetwork. Selectors may be given names to be listed
+    by, else their own count. Several processes share the work, and all must call this.
     """
     tested = [
         _test(learner, task, index, flips=flips)
@@ -56,9 +56,11 @@ def evaluate(
     ]
     task_il = summary(_matrix(len(tested), lambda _, on: tested[on].right))
     task_il |= _top5([t.right_of_five for t in tested])
+    selectors = selectors or learner.selectors
+    named = selectors if isinstance(selectors, Mapping) else {selector.name: selector for selector in selectors}
     class_il = {
-        selector.name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
-        for selector in selectors or learner.selectors
+        name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
+        for name, selector in named.items()
     }
     return {"task_il": task_il, "class_il": class_il}
 

@@ -1,0 +1,132 @@
+"""`python -m benchmarks.ablation --data DIR --out FILE VARIANT...`: parts of the recipe for single images, on and off.
+
+With `--validation`, a share of the training images is held out and measured on instead of the test images: choices are
+made with that, published figures without.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cps
+from benchmarks.paper import compact
+from cps.bench import describe_device, versions
+from cps.recipes import RECIPES, Recipe
+from cps.scenario import Scenario, split_by_class
+from cps.settings import MakeOptimizer, scaled
+
+Change = Callable[[Recipe], Recipe]
+
+
+def _optimizer(optimizer: MakeOptimizer) -> Change:
+    return lambda recipe: replace(
+        recipe,
+        train=replace(recipe.train, optimizer=optimizer),
+        retrain=replace(recipe.retrain, optimizer=optimizer),
+    )
+
+
+def _with(**changes: Any) -> Change:
+    return lambda recipe: replace(recipe, **changes)
+
+
+VARIANTS: dict[str, Change] = {
+    "single": lambda recipe: recipe,
+    "upright": _with(views=cps.Upright(mirrors=True)),
+    "no-mirrors": _with(views=cps.Rotations()),
+    "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
+    "one-round": _with(rounds=1),
+    "alpha-0.85": _with(pruner=cps.NNrelief(alpha=0.85)),
+    "third": _with(backbone=lambda: cps.resnet18(3, (24, 48, 88, 176))),
+    "sgd": _optimizer(cps.SGD(0.1, weight_decay=5e-4)),
+    "sgd-light": _optimizer(cps.SGD(0.05, weight_decay=1e-3)),
+    "adamw": _optimizer(cps.AdamW(2e-3, weight_decay=5e-2)),
+    "colour": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip(), cps.Colour()))),
+    "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
+    "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
+}
+SELECTORS: dict[str, cps.Selector] = {
+    "largest output": cps.MaxOutput(),
+    "cascade": cps.Cascade(size=64),
+    "cascade without own outputs": cps.Cascade(size=64, own=0.0),
+    "cascade, own outputs twice": cps.Cascade(size=64, own=2.0),
+    "cascade, temperature 1": cps.Cascade(size=64, temperature=1.0),
+    "cascade, temperature 2": cps.Cascade(size=64, temperature=2.0),
+    "cascade, temperature 5": cps.Cascade(size=64, temperature=5.0),
+    "cascade, shrinkage 0.02": cps.Cascade(size=64, shrinkage=0.02),
+    "cascade, shrinkage 0.5": cps.Cascade(size=64, shrinkage=0.5),
+}
+
+
+def main() -> None:
+    """Run the variants that were asked for; what is in the file already is not run again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("variants", nargs="+", help=f"with a + between parts: {', '.join(VARIANTS)}")
+    parser.add_argument("--recipe", default="cifar100-10-single")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--order", type=int, default=9999)
+    parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
+    parser.add_argument("--epochs-scale", type=float, default=1.0)
+    arguments = parser.parse_args()
+    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for variant in arguments.variants:
+        key = f"{arguments.recipe}, order {arguments.order}, epochs x {arguments.epochs_scale:g}: {variant}"
+        if key not in done:
+            done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant))
+            arguments.out.write_text(compact(done))
+            print(key, json.dumps(done[key]["class_il"]), f"{done[key]['minutes']:.1f} min", flush=True)
+
+
+def _changed(recipe: Recipe, variant: str) -> Recipe:
+    for part in variant.split("+"):
+        recipe = VARIANTS[part](recipe)
+    return recipe
+
+
+def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+    settings = {**recipe.learner_settings(), "selectors": (cps.Cascade(size=64), cps.MaxOutput())}
+    for phase in ("train", "retrain"):
+        settings[phase] = scaled(settings[phase], arguments.epochs_scale)
+    fabric = cps.make_fabric()
+    learner = cps.Learner(recipe.backbone(), **settings, fabric=fabric)
+    tasks = _tasks(recipe, arguments)
+    began = time.monotonic()
+    for task in tasks:
+        learner.learn(task)
+    minutes = (time.monotonic() - began) / 60
+    found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=SELECTORS)
+    return {
+        "task_il": found["task_il"]["ACC"],
+        "class_il": {
+            name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
+        },
+        "minutes": minutes,
+        "taken": 100 * (1 - _mean_free(learner.network)),
+        "measured on": "images held out of training" if arguments.validation else "test images",
+        "device": describe_device(fabric),
+        "versions": versions(),
+    }
+
+
+def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
+    train, test = recipe.read(arguments.data)
+    scenario: Scenario = split_by_class(
+        train, test, sizes=recipe.sizes, order=arguments.order, validation=arguments.validation
+    )
+    tasks: Iterable[cps.Task] = list(scenario)[: arguments.tasks]
+    return [replace(task, test=task.val, val=None) if arguments.validation else task for task in tasks]
+
+
+def _mean_free(network: cps.SharedNetwork) -> float:
+    sizes = {name: weight.numel() for name, weight in network.weights.items()}
+    return sum(share * sizes[name] for name, share in network.free().items()) / sum(sizes.values())
+
+
+if __name__ == "__main__":
+    main()
