@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # whatever a file is called; no other runs
-LARGEST = 64_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
+LARGEST = 40_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
 READER = 3  # counted up whenever the same file would become other pixels
 
 
@@ -181,7 +181,8 @@ def decode_image(path: Path, size: int, margin: float = 0.0) -> np.ndarray:
             opened.draft("RGB", (scaled, scaled))  # lets JPEG decode at a fraction of its size
             if opened.width * opened.height > LARGEST:
                 raise ImageError(f"'{path}' has {width} x {height} pixels, more than can be read safely")
-            picture = _plain_colour(ImageOps.exif_transpose(opened))
+            ImageOps.exif_transpose(opened, in_place=True)
+            picture = _plain_colour(opened)
         square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
     except ImageError:
         raise
@@ -200,8 +201,10 @@ def _plain_colour(picture: Image.Image) -> Image.Image:
         scale = 1 / 257 if highest > 255 else 255 if picture.mode == "F" and highest <= 1 else 1
         return Image.fromarray((values * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+        clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+        white = Image.new("RGB", picture.size, "white")
+        white.paste(clear, mask=clear)
+        return white
     return picture.convert("RGB")
 
 

@@ -17,6 +17,7 @@ from cps.devices import agreed, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
+from cps.forgetting import forget_task, fresh_weights
 from cps.images import as_images
 from cps.intake import batch_to_look_at, check_shape, check_task, first_look, training_examples
 from cps.modelfile import write_model
@@ -36,7 +37,7 @@ from cps.training import Epoch, Trainer
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-HEAD, PRUNE, FIT, OBSERVE = range(4)  # what a seed is for
+HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is for
 SETTINGS = (
     "pruner", "rounds", "train", "retrain", "selectors", "augment", "normalize", "prune_images", "seed"
 )  # fmt: skip
@@ -177,6 +178,11 @@ class Learner:
         """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
         check_task(task, self.network)
         return self.network.extract(task)
+
+    def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
+        """Drop a task; later ones move down by one. Free weights get the values of `fresh`, or others drawn anew."""
+        check_task(task, self.network)
+        forget_task(self.network, task, fresh_weights(self.network, fresh or self.builtin, *self._key(FORGET)))
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""

@@ -66,7 +66,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self._forget_small_networks()
+        self.forget_small_networks()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device)
         if device.type == "cuda":
@@ -91,10 +91,11 @@ class SharedNetwork:
             yield
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
-            self._forget_small_networks()
+            self.forget_small_networks()
             raise
 
-    def _forget_small_networks(self) -> None:
+    def forget_small_networks(self) -> None:
+        """Make small networks anew when they are next asked for."""
         self._cut.clear()
         self._small.clear()
         self._crowds.clear()

@@ -1,12 +1,14 @@
 """The terminal: where the command line writes, and errors in plain words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 console = Console()
 errors = Console(stderr=True)
@@ -27,3 +29,23 @@ def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(1) from None
 
     return wrapped
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Give a function that shows on the error stream what is done, how much of it, of how much, and a note."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(TextColumn("{task.description}"), *columns, console=errors, transient=True) as progress:
+        line = progress.add_task("starting", note="", total=None)
+
+        def show(what: str, done: int, total: int, note: str) -> None:
+            if done < progress.tasks[0].completed:  # something else has begun
+                progress.reset(line, total=total)
+            progress.update(line, description=what, completed=done, total=total, note=note)
+
+        yield show
+
+
+def warn(what: str) -> None:
+    """Show a warning on the error stream."""
+    errors.print(f"[yellow]warning:[/yellow] {escape(what)}", highlight=False, soft_wrap=True)

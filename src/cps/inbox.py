@@ -1,0 +1,161 @@
+"""An inbox: images in files and folders are predicted as they are found, or as they arrive.
+
+Images are decoded in parallel while the model looks at those before them, so a long list needs little memory.
+"""
+
+import glob
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cps.folders import SUFFIXES, ImageError, decode_image
+from cps.learner import Learner
+
+TOGETHER = 256  # images that are looked at together, unless a group is larger
+PATIENCE = 5.0  # seconds that a file which cannot be read may still be being written
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says about a file: class, task (from 0) and confidence; or `error`, where it cannot be read."""
+
+    path: Path
+    label: str = ""
+    task: int | None = None
+    confidence: float | None = None
+    error: str = ""
+
+
+def find_images(places: Iterable[str | Path]) -> list[Path]:
+    """Return the images that files, folders (with all folders in them) and patterns such as *.jpg name, in order.
+
+    A file that is named is taken whatever it is called; one that is named twice is taken once.
+    """
+    found: dict[Path, None] = {}
+    for place in places:
+        path = Path(place)
+        paths = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+        if not paths:
+            raise FileNotFoundError(f"there is no file or folder '{place}', and nothing fits it as a pattern")
+        for one in paths:
+            found |= dict.fromkeys(_images_in(one) if one.is_dir() else [one])
+    if not found:
+        raise FileNotFoundError(f"there is no image in {', '.join(f'{str(place)!r}' for place in places)}")
+    return list(found)
+
+
+def by_number(paths: Sequence[Path], number: int) -> Iterator[list[Path]]:
+    """Yield groups of so many files each; the last may have fewer."""
+    if number < 1:
+        raise ValueError(f"a group has one image or more, got {number}")
+    for start in range(0, len(paths), number):
+        yield list(paths[start : start + number])
+
+
+def by_folder(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield groups of files that lie in one folder."""
+    for _, group in groupby(sorted(paths, key=lambda path: (path.parent, path)), lambda path: path.parent):
+        yield list(group)
+
+
+def answers(learner: Learner, groups: Iterable[list[Path]], size: int, *, workers: int = 8) -> Iterator[Answer]:
+    """Yield an answer for each file, in order; the files of a group are assumed to share a task."""
+    with ThreadPoolExecutor(workers) as pool:
+        waiting: deque[list[list[tuple[Path, Future]]]] = deque()
+        for batch in _batches(groups):
+            waiting.append([[(path, pool.submit(decode_image, path, size)) for path in group] for group in batch])
+            if len(waiting) == 2:
+                yield from _look(learner, waiting.popleft())
+        while waiting:
+            yield from _look(learner, waiting.popleft())
+
+
+def watch(
+    learner: Learner, folder: Path, size: int, *, interval: float = 0.5, until: Callable[[], bool] = lambda: False
+) -> Iterator[Answer]:
+    """Yield an answer for each image that is new in a folder, once it has stopped growing.
+
+    One that cannot be read may be half written: it is tried again until it has not changed for some seconds. One that
+    changes later is new again.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder '{folder}' to watch")
+    handled = {path: _state(path) for path in _images_in(folder)}
+    before: dict[Path, State | None] = {}
+    while not until():
+        now = {path: _state(path) for path in _images_in(folder)}
+        still = {path: state for path, state in now.items() if state and before.get(path) == state}
+        ready = [[path] for path, state in still.items() if handled.get(path) != state]
+        for answer in answers(learner, ready, size):
+            state = still[answer.path]
+            if not answer.error or time.time() - state.changed > PATIENCE:
+                handled[answer.path] = state
+                yield answer
+        before = now
+        time.sleep(interval)
+
+
+class State(NamedTuple):
+    """What changes when a file does: its size, and the time of its last change."""
+
+    size: int
+    changed: float
+
+
+def _images_in(folder: Path) -> list[Path]:
+    inside = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    return sorted(p for p in inside if p.is_file() and not any(n.startswith(".") for n in p.relative_to(folder).parts))
+
+
+def _state(path: Path) -> State | None:
+    """Return the state of a file; None for one that is gone, or empty so far."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return State(found.st_size, found.st_mtime) if found.st_size else None
+
+
+def _batches(groups: Iterable[list[Path]]) -> Iterator[list[list[Path]]]:
+    """Yield lists of groups that hold as many images as are looked at together, or one group."""
+    coming = iter(groups)
+    for group in coming:
+        number = max(1, TOGETHER // len(group))
+        yield [group, *islice(coming, number - 1)]
+
+
+def _look(learner: Learner, batch: list[list[tuple[Path, Future]]]) -> Iterator[Answer]:
+    """Yield the answers for groups whose images are being decoded; groups of one size are looked at together."""
+    read: list[list[tuple[Path, np.ndarray | ImageError]]] = [
+        [(path, _result(future)) for path, future in group] for group in batch
+    ]
+    by_size: dict[int, list[int]] = {}
+    for index, group in enumerate(read):
+        good = sum(not isinstance(image, ImageError) for _, image in group)
+        by_size.setdefault(good, []).append(index)
+    said: dict[Path, Answer] = {}
+    for number, members in by_size.items():
+        good = [(p, i) for index in members for p, i in read[index] if not isinstance(i, ImageError)]
+        if number:
+            pixels = torch.from_numpy(np.stack([image for _, image in good]))  # pyright: ignore[reportArgumentType]
+            found = learner.predict(pixels, group_size=number)
+            shares = zip(found.classes, found.tasks.tolist(), found.confidence.tolist(), strict=True)
+            said |= {path: Answer(path, str(c), t, s) for (path, _), (c, t, s) in zip(good, shares, strict=True)}
+    for group in read:
+        for path, image in group:
+            yield Answer(path, error=str(image)) if isinstance(image, ImageError) else said[path]
+
+
+def _result(future: Future) -> np.ndarray | ImageError:
+    try:
+        return future.result()
+    except ImageError as error:
+        return error
