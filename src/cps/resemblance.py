@@ -13,7 +13,8 @@ from torch import Tensor
 
 from cps.learner import Learner
 
-SHARE = 0.5  # of a new class's images that an old class claims, from which a warning is due
+CLAIMED = 0.8  # share of a new class's images that go to one old class, from which a warning is due ...
+STRONGLY = 0.7  # ... if this share do so as strongly as its own
 FEWEST = 4  # images of a class that can tell anything
 MOST = 64  # images of a class that are looked at
 
@@ -41,15 +42,19 @@ def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[
             claimed = _claimed(learner, task, known, own) if known and len(own) >= FEWEST else None
             if claimed is not None:
                 found.append(
-                    f"most images of '{name}' look like '{claimed}' of task {task + 1} to the model; if they are the "
-                    "same, learn them under one name only"
+                    f"images of '{name}' look like '{claimed}' of task {task + 1} to the model; if they are the same, "
+                    "stop here and keep to one name"
                 )
     return found
 
 
 def _claimed(learner: Learner, task: int, usual: Mapping[str, float], images: Tensor) -> str | None:
-    """Return the class of a task that claims most of the images as strongly as its own; None if there is none."""
+    """Return the class of a task that claims nearly all of the images, most as strongly as its own; else None."""
     largest = learner.evidence(images)[task].logits.amax(dim=1).tolist()
     names = [str(name) for name in learner.predict(images, task=task).classes]
-    strong = Counter(name for name, output in zip(names, largest, strict=True) if output >= usual.get(name, torch.inf))
-    return next((name for name, number in strong.most_common(1) if number >= SHARE * len(images)), None)
+    name, claimed = Counter(names).most_common(1)[0]
+    strongly = sum(
+        own == name and output >= usual.get(name, torch.inf) for own, output in zip(names, largest, strict=True)
+    )
+    is_claimed = claimed >= CLAIMED * len(images) and strongly >= STRONGLY * len(images)
+    return name if is_claimed else None
