@@ -1,9 +1,7 @@
 """The commands of those who keep a model: `cps learn`, `inspect`, `verify` and `forget`."""
 
 import json
-import logging
 import sys
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +41,6 @@ def learn(
     The images are not needed afterwards. Stopped or killed, it goes on when the same command is given again; until it
     is done, the model stays as it was.
     """
-    _quiet()
     from cps import growing
     from cps.devices import make_fabric
     from cps.lock import locked
@@ -81,16 +78,19 @@ def inspect(model: Model, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return
-    table = Table("task", "classes", "learned", "images", "held-out accuracy", "density", "fingerprint")
+    table = Table("task", "classes", "learned", "images", "right, task\nknown / found", "density", "fingerprint")
+    table.columns[-1].no_wrap = True
     for task in found["tasks"]:
         notes = task["notes"]
         learned = " ".join(str(notes[key]) for key in ("day", "folder") if key in notes)
-        cells = (_listed(task["classes"]), learned, notes.get("images", ""), _accuracy_in_words(notes))
+        accuracy = notes.get("accuracy")
+        right = f"{accuracy['task known']:.0%} / {accuracy['task found']:.0%}" if accuracy else ""
+        cells = (_listed(task["classes"]), learned, notes.get("images", ""), right)
         table.add_row(
             str(task["task"]),
             *(escape(str(cell)) for cell in cells),
             f"{task['density']:.1%}",
-            task["fingerprint"][:12],
+            task["fingerprint"][:8],
         )
     console.print(table)
     classes = sum(len(task["classes"]) for task in found["tasks"])
@@ -125,7 +125,6 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Drop a task: what only it used is drawn anew, and all other tasks answer as before, to the bit."""
-    _quiet()
     from cps.backbones import large_resnet18
     from cps.growing import checkpoint_of
     from cps.loading import load
@@ -161,12 +160,6 @@ def forget(
         console.print(f"Tasks {task + 1} to {tasks} are now tasks {task} to {tasks - 1}.", highlight=False)
     if others:
         console.print(f"The other {len(others)} task(s) answer as before: their fingerprints hold.", highlight=False)
-
-
-def _quiet() -> None:
-    """Leave to `cps` what the user should know: Pillow warns of damage that it survives."""
-    warnings.filterwarnings("ignore", module="PIL")
-    logging.getLogger("cps.folders").setLevel(logging.ERROR)  # skipped images are shown by the command
 
 
 def _show_choices(growth: "Growth", precision: str) -> None:

@@ -2,9 +2,7 @@
 
 import csv
 import json
-import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,8 +42,6 @@ def predict(
         raise typer.BadParameter(
             "give images or --watch; at most one of --json and --csv, and one of --group and --group-by-folder"
         )
-    warnings.filterwarnings("ignore", module="PIL")  # it warns of damage that it survives
-    logging.getLogger("cps.folders").setLevel(logging.ERROR)
     from cps import inbox
     from cps.devices import make_fabric
     from cps.growing import size_of

@@ -64,7 +64,7 @@ def propose(shipment: Shipment, wishes: Wishes, *, has_gpu: bool) -> Proposal:
     batch = _Made(wishes.batch_size or _batch_size(images, has_gpu), "asked for" if wishes.batch_size else "by images")
     epochs = _epochs(images, batch.value, wishes)
     augment = _augment(size.value, sample.is_grey, wishes)
-    alpha = wishes.alpha or (0.95 if wishes.pretrained else 0.8 if backbone.value == "small" else 0.9)
+    alpha = wishes.alpha or (0.9 if wishes.pretrained else 0.75)
     optimizer = SGD(1e-2, weight_decay=1e-4) if wishes.pretrained else Adam(2e-3, weight_decay=5e-4)
     settings = {
         "train": Training(epochs.value, optimizer, Cosine(), batch.value),
@@ -81,7 +81,7 @@ def propose(shipment: Shipment, wishes: Wishes, *, has_gpu: bool) -> Proposal:
         Choice("epochs", _epochs_in_words(settings["train"], settings["retrain"], 2), epochs.why),
         Choice("batch", str(batch.value), batch.why),
         Choice("augmentation", augment.value, augment.why),
-        Choice("pruning", f"alpha {alpha}", "asked for" if wishes.alpha else "by backbone"),
+        Choice("pruning", f"alpha {alpha}", "asked for" if wishes.alpha else "leaves room for later shipments"),
     )
     return Proposal(size.value, Builtin(backbone.value), settings, choices)
 

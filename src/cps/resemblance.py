@@ -14,7 +14,7 @@ from torch import Tensor
 from cps.learner import Learner
 
 CLAIMED = 0.8  # share of a new class's images that go to one old class, from which a warning is due ...
-STRONGLY = 0.7  # ... if this share do so as strongly as its own
+STRONGLY = 0.6  # ... if this share do so as strongly as its own
 FEWEST = 4  # images of a class that can tell anything
 MOST = 64  # images of a class that are looked at
 

@@ -1,5 +1,6 @@
 """The terminal: where the command line writes, and errors in plain words."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -15,12 +16,17 @@ errors = Console(stderr=True)
 
 
 def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
-    """Say errors in one line instead of a traceback, and after Ctrl-C how to go on."""
+    """Say errors and warnings in one line without a traceback, and after Ctrl-C how to go on."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", module="PIL")  # it warns of damage that it survives
+                warnings.showwarning = lambda message, *_: warn(str(message))
+                command(*args, **kwargs)
+        except (typer.Exit, typer.Abort):  # these are RuntimeErrors too, but none that went wrong
+            raise
         except KeyboardInterrupt:
             errors.print("\nStopped. What was learned is saved: give the same command again to go on.")
             raise typer.Exit(130) from None
