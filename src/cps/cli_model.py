@@ -78,21 +78,20 @@ def inspect(model: Model, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return
-    table = Table("task", "classes", "learned", "images", "right, task\nknown / found", "density", "fingerprint")
-    table.columns[-1].no_wrap = True
+    table = Table("task", "classes", "learned", "images", "known", "found", "density", "proof")
     for task in found["tasks"]:
         notes = task["notes"]
-        learned = " ".join(str(notes[key]) for key in ("day", "folder") if key in notes)
-        accuracy = notes.get("accuracy")
-        right = f"{accuracy['task known']:.0%} / {accuracy['task found']:.0%}" if accuracy else ""
-        cells = (_listed(task["classes"]), learned, notes.get("images", ""), right)
-        table.add_row(
-            str(task["task"]),
-            *(escape(str(cell)) for cell in cells),
-            f"{task['density']:.1%}",
-            task["fingerprint"][:8],
-        )
+        accuracy = notes.get("accuracy") or {}
+        right = (f"{accuracy[key]:.0%}" if key in accuracy else "" for key in ("task known", "task found"))
+        history = (notes.get("day", ""), notes.get("images", ""))
+        cells = (task["task"], escape(_listed(task["classes"])), *(escape(str(part)) for part in history), *right)
+        table.add_row(*map(str, cells), f"{task['density']:.1%}", task["fingerprint"][:8])
     console.print(table)
+    console.print(
+        "known, found: right answers on held-out images of the task when it was learned, with the task known and with "
+        "it to be found among all; density: weights it uses; proof: start of its fingerprint",
+        style="dim",
+    )
     classes = sum(len(task["classes"]) for task in found["tasks"])
     fullest = ", ".join(f"{escape(name)} {share:.0%}" for name, share in found["fullest"])
     console.print(
@@ -187,9 +186,10 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
         f"{_duration(notes['seconds'])}.\nHeld-out accuracy: {_accuracy_in_words(notes)}.",
         highlight=False,
     )
-    before = learned.task
-    if before:
-        console.print(f"The {before} task(s) learned before answer as they did.", highlight=False)
+    if learned.task:
+        console.print(
+            f"The {learned.task} task(s) from before are unchanged: their fingerprints hold.", highlight=False
+        )
     console.print(f"Wrote [bold]{escape(str(growth.model))}[/bold]. The images are not needed any more.")
 
 

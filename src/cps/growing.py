@@ -117,8 +117,11 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     train, held = _split(growth.shipment, read, names, share)
     learner.watch = None if watch is None else lambda at: _tell(at, learner, watch)
     checkpoint = checkpoint_of(growth.model)
+    before = _proofs(learner)
     subnetwork = learner.learn(Task(list(names.values()), train=train), checkpoint=checkpoint)
     task = len(learner.network.subnetworks) - 1
+    if _proofs(learner)[:task] != before:
+        raise RuntimeError("an earlier task would change, so the model is left as it was; please report this")
     labels = train[1] + held[1]
     subnetwork.notes.update(
         {
@@ -150,6 +153,10 @@ def machine(learner: Learner) -> str:
     device = learner.network.device
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
     return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _proofs(learner: Learner) -> list[str]:
+    return [learner.network.digest(task) for task in range(len(learner.network.subnetworks))]
 
 
 def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:
