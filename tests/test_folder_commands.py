@@ -250,7 +250,7 @@ def test_two_at_once_are_one_too_many(parts, model):
 
 def test_a_model_of_a_backbone_of_ones_own_is_shown_and_checked_as_far_as_possible(make_learner, tmp_path):
     learner = make_learner()
-    learner.learn(make_task(0))
+    learner.learn(make_task(0)).notes.update({"accuracy": 0.9, "day": ["any"], "usual output": "much"})
     learner.save(tmp_path / "own.cps")
     assert "backbone of your own" in run("inspect", tmp_path / "own.cps").output
     checks = json.loads(run("verify", tmp_path / "own.cps", "--json").stdout)
@@ -262,11 +262,12 @@ def test_a_model_of_a_backbone_of_ones_own_is_shown_and_checked_as_far_as_possib
         assert "backbone of your own" in run(*command, code=1).output.replace("\n", " ")
 
 
-def test_names_with_markup_are_shown_as_they_are(tmp_path):
-    folder = write_shipment(tmp_path / "march", ["[red]bolt", "nut"], images=5)
+def test_names_with_markup_are_shown_as_they_are_and_none_reaches_the_terminal(tmp_path):
+    folder = write_shipment(tmp_path / "march", ["[red]bolt", "\x1b[31mnut"], images=5)
     run("learn", folder, "--model", tmp_path / "m.cps", "--epochs", 1, *CPU)
     assert "[red]bolt" in run("inspect", tmp_path / "m.cps").output.replace("\n", "")
     assert "[red]" in run("predict", folder, "--model", tmp_path / "m.cps", "--group-by-folder", *CPU).output
+    assert "\x1b[31m" not in run("inspect", tmp_path / "m.cps").output
 
 
 def test_watching_prints_a_line_for_each_arrival_and_ctrl_c_ends_it(parts, tmp_path):

@@ -98,6 +98,7 @@ def test_what_a_model_was_made_with_cannot_be_wished_otherwise(grown, tmp_path):
         (Wishes(size=16), "images of 8 pixels, which cannot become 16"),
         (Wishes(backbone="resnet32"), "backbone small, which cannot become resnet32"),
         (Wishes(pretrained=True), "for a new model"),
+        (Wishes(seed=5), "seed 0, which cannot become 5"),
     ):
         with pytest.raises(ValueError, match=message):
             growing.prepare(grown[0] / "one.cps", look(folder), wishes, fabric)
@@ -107,6 +108,14 @@ def test_what_a_model_was_made_with_cannot_be_wished_otherwise(grown, tmp_path):
     assert growth.learner.retrain.batch_size == 3
     assert growth.learner.augment is None
     assert growth.learner.pruner == cps.NNrelief(0.6)
+
+
+def test_notes_of_ones_own_do_not_stand_in_the_way(grown, tmp_path):
+    learner = cps.load(grown[0] / "one.cps", fabric=cps.make_fabric(accelerator="cpu"))
+    learner.network.subnetworks[0].notes.update({"usual output": "much", "accuracy": 0.9, "shipment": 3})
+    learner.save(tmp_path / "model.cps")
+    growth = growing.prepare(tmp_path / "model.cps", look(grown[0] / "february"), Wishes(), learner.fabric)
+    assert growing.known_classes(growth, growing.decode(growth)) == []
 
 
 def test_a_shipment_of_one_class_is_refused_and_changes_nothing(grown, tmp_path):

@@ -124,9 +124,17 @@ def test_new_images_are_predicted_when_they_are_whole(learner, box, tmp_path, mo
     assert [bool(answer.error) for answer in seen] == [False, True, False]
 
 
+def test_what_arrives_before_the_first_answer_is_asked_for_is_new_too(learner, box, tmp_path):
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    coming = inbox.watch(learner, folder, 8, interval=0.01)
+    (folder / "new.png").write_bytes((box / "bolt" / "0.png").read_bytes())
+    assert next(coming).path.name == "new.png"
+
+
 def test_a_folder_that_is_not_there_cannot_be_watched(learner, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        next(inbox.watch(learner, tmp_path / "nowhere", 8))
+        inbox.watch(learner, tmp_path / "nowhere", 8)
 
 
 def test_reading_many_images_keeps_few_in_memory(learner, box, monkeypatch):

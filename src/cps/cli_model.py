@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from cps.terminal import console, progress_bar, warn
+from cps.terminal import console, progress_bar, shown, warn
 
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned
@@ -32,7 +31,7 @@ def learn(
     hold_out: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of images that measure accuracy.")] = 0.1,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read.")] = False,
     as_version: Annotated[bool, typer.Option("--as-version", help="Learn a known class anew, as 'name (2)'.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of a new model.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new model. Else 0.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
     precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed. Else bf16-mixed on a GPU.")] = None,
 ) -> None:
@@ -49,9 +48,9 @@ def learn(
 
     wishes = Wishes(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
     fabric = make_fabric(accelerator=accelerator, precision=precision)
+    with progress_bar() as show:
+        looked = look(shipment, watch=show)
     with locked(model):
-        with progress_bar() as show:
-            looked = look(shipment, watch=show)
         growth = growing.prepare(model, looked, wishes, fabric, weights=weights, as_version=as_version)
         if growth.done is not None:
             console.print(f"These images were learned before, as task {growth.done + 1}; there is nothing to do.")
@@ -81,10 +80,10 @@ def inspect(model: Model, as_json: Json = False) -> None:
     table = Table("task", "classes", "learned", "images", "known", "found", "density", "proof")
     for task in found["tasks"]:
         notes = task["notes"]
-        accuracy = notes.get("accuracy") or {}
-        right = (f"{accuracy[key]:.0%}" if key in accuracy else "" for key in ("task known", "task found"))
+        accuracy = _accuracy(notes)
+        right = (f"{share:.0%}" for share in accuracy) if accuracy else ("", "")
         history = (notes.get("day", ""), notes.get("images", ""))
-        cells = (task["task"], escape(_listed(task["classes"])), *(escape(str(part)) for part in history), *right)
+        cells = (task["task"], shown(_listed(task["classes"])), *(shown(part) for part in history), *right)
         table.add_row(*map(str, cells), f"{task['density']:.1%}", task["fingerprint"][:8])
     console.print(table)
     console.print(
@@ -93,7 +92,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
         style="dim",
     )
     classes = sum(len(task["classes"]) for task in found["tasks"])
-    fullest = ", ".join(f"{escape(name)} {share:.0%}" for name, share in found["fullest"])
+    fullest = ", ".join(f"{shown(name)} {share:.0%}" for name, share in found["fullest"])
     console.print(
         f"{len(found['tasks'])} task(s), {classes} classes; {found['bytes'] / 2**20:.1f} MiB; "
         f"backbone {found['backbone'] or 'of your own'}, images {tuple(found['input_shape'])}\n"
@@ -112,9 +111,9 @@ def verify(model: Model, as_json: Json = False) -> None:
         return
     table = Table("what was checked", "number", "result")
     for what, number, result in checks:
-        table.add_row(what, str(number), escape(result))
+        table.add_row(what, str(number), shown(result))
     console.print(table)
-    console.print(f"[green]{escape(str(model))} is as it was written.[/green]")
+    console.print(f"[green]{shown(model)} is as it was written.[/green]")
 
 
 def forget(
@@ -128,6 +127,7 @@ def forget(
     from cps.growing import checkpoint_of
     from cps.loading import load
     from cps.lock import locked
+    from cps.masks import share_on
     from cps.sources import imagenet_weights
 
     if not model.is_file():
@@ -151,10 +151,8 @@ def forget(
             raise RuntimeError("another task would change, so nothing was forgotten; please report this")
         learner.save(model)
         checkpoint_of(model).unlink(missing_ok=True)  # it may hold weights of the task
-    free = 1 - sum(float(mask.sum()) for mask in learner.network.taken.values()) / sum(
-        mask.numel() for mask in learner.network.taken.values()
-    )
-    console.print(f"Forgot task {task} ({escape(classes)}); {free:.1%} of the connections are free.", highlight=False)
+    free = 1 - share_on(learner.network.taken, learner.network.weights)
+    console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)
     if task < tasks:
         console.print(f"Tasks {task + 1} to {tasks} are now tasks {task} to {tasks - 1}.", highlight=False)
     if others:
@@ -170,7 +168,7 @@ def _show_choices(growth: "Growth", precision: str) -> None:
     expected = estimate(growth.learner, growth.size, images, max(2, len(counts)))
     table = Table("setting", "value", "why", title=f"{images} images of {len(counts)} classes")
     for choice in growth.choices:
-        table.add_row(*(escape(part) for part in choice))
+        table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, str(growth.learner.network.device))
     table.add_row("time", f"about {_duration(expected.seconds)}", "an estimate, from a few steps")
     table.add_row("memory", f"about {expected.memory / 2**30:.1f} GiB", "an estimate")
@@ -182,7 +180,7 @@ def _show_choices(growth: "Growth", precision: str) -> None:
 def _show_learned(growth: "Growth", learned: "Learned") -> None:
     notes = learned.notes
     console.print(
-        f"Learned task {learned.task + 1}: {escape(_listed(list(notes['classes'])))} from {notes['images']} images in "
+        f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from {notes['images']} images in "
         f"{_duration(notes['seconds'])}.\nHeld-out accuracy: {_accuracy_in_words(notes)}.",
         highlight=False,
     )
@@ -190,15 +188,23 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
         console.print(
             f"The {learned.task} task(s) from before are unchanged: their fingerprints hold.", highlight=False
         )
-    console.print(f"Wrote [bold]{escape(str(growth.model))}[/bold]. The images are not needed any more.")
+    console.print(f"Wrote [bold]{shown(growth.model)}[/bold]. The images are not needed any more.")
 
 
 def _accuracy_in_words(notes: dict[str, Any]) -> str:
-    accuracy = notes.get("accuracy")
-    if not accuracy:
-        return "not measured"
-    known, found = accuracy["task known"], accuracy["task found"]
+    accuracy = _accuracy(notes)
+    if accuracy is None:
+        return "not measured, since no class has enough images"
+    known, found = accuracy
     return f"{known:.1%} with the task known, {found:.1%} among all tasks ({notes['held out']} images)"
+
+
+def _accuracy(notes: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the accuracy with the task known and with it to be found; notes may be anyone's, and say otherwise."""
+    noted = notes.get("accuracy")
+    shares = [noted.get(key) for key in ("task known", "task found")] if isinstance(noted, dict) else []
+    known, found = (share if isinstance(share, float) else None for share in shares or (None, None))
+    return None if known is None or found is None else (known, found)
 
 
 def _listed(names: Any) -> str:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
-from cps.terminal import console, errors, progress_bar
+from cps.terminal import console, errors, progress_bar, shown
 
 if TYPE_CHECKING:
     from cps.inbox import Answer
@@ -64,7 +63,7 @@ def predict(
         for answer in _with_bar(found, len(files)):
             write(answer)
     if watch is not None:
-        errors.print(f"watching {escape(str(watch))}; Ctrl-C stops")
+        errors.print(f"watching {shown(watch)}; Ctrl-C stops")
         try:
             for answer in unreadable.counted(coming):
                 write(answer)
@@ -110,13 +109,12 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
         return write_csv
     if as_json:
         return lambda answer: print(json.dumps(_row(answer), ensure_ascii=False), flush=True)
-    return lambda answer: print(_in_words(answer), flush=True)
+    return lambda answer: console.print(shown(_in_words(answer)), highlight=False, soft_wrap=True)
 
 
 def _in_words(answer: "Answer") -> str:
-    if answer.error:
-        return f"{answer.path}: unreadable: {answer.error}"
-    assert answer.task is not None
+    if answer.error or answer.task is None:
+        return f"{answer.path}: {answer.error}"
     return f"{answer.path}: {answer.label} (task {answer.task + 1}, confidence {answer.confidence:.2f})"
 
 
@@ -132,8 +130,8 @@ def _show(answers: "list[Answer]") -> None:
     table.columns[0].overflow = table.columns[1].overflow = "fold"
     for answer in answers:
         if answer.error:
-            table.add_row(escape(str(answer.path)), f"[red]{escape(answer.error)}[/red]", "", "")
+            table.add_row(shown(answer.path), f"[red]{shown(answer.error)}[/red]", "", "")
         else:
             task = "" if answer.task is None else str(answer.task + 1)
-            table.add_row(escape(str(answer.path)), escape(answer.label), task, f"{answer.confidence:.2f}")
+            table.add_row(shown(answer.path), shown(answer.label), task, f"{answer.confidence:.2f}")
     console.print(table)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,13 +46,11 @@ class Growth:
     done: int | None = None
 
 
-@dataclass(frozen=True)
-class Learned:
-    """What came of it: the task's place from 0, its notes, and the images that were skipped."""
+class Learned(NamedTuple):
+    """What came of it: the task's place from 0, and its notes."""
 
     task: int
     notes: dict[str, Any]
-    skipped: list[str]
 
 
 def prepare(
@@ -73,7 +71,7 @@ def prepare(
     else:
         proposal = propose(shipment, wishes, has_gpu=fabric.device.type == "cuda")
         size, choices = proposal.size, proposal.choices
-        backbone = proposal.backbone.drawn(wishes.seed)
+        backbone = proposal.backbone.drawn(wishes.seed or 0)
         if wishes.pretrained:
             imagenet_weights(backbone, weights)
         learner = Learner(backbone, **proposal.settings, fabric=fabric)
@@ -130,6 +128,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
             "shipment": growth.shipment.digest,
             "images": len(labels),
             "classes": {name: labels.count(name) for name in names.values()},
+            "skipped": len(read.skipped),
             "held out": len(held[1]),
             "accuracy": _accuracy(learner, task, *held),
             "usual output": usual_outputs(learner, task, *held) if held[1] else {},
@@ -140,7 +139,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     )
     learner.save(growth.model)
     checkpoint.unlink(missing_ok=True)
-    return Learned(task, subnetwork.notes, read.skipped)
+    return Learned(task, subnetwork.notes)
 
 
 def known_classes(growth: Growth, read: FolderImages) -> list[str]:

@@ -81,14 +81,31 @@ def answers(learner: Learner, groups: Iterable[list[Path]], size: int, *, worker
 def watch(
     learner: Learner, folder: Path, size: int, *, interval: float = 0.5, until: Callable[[], bool] = lambda: False
 ) -> Iterator[Answer]:
-    """Yield an answer for each image that is new in a folder, once it has stopped growing.
+    """Return an iterator of answers for images that are new in a folder from now on, once they have stopped growing.
 
     One that cannot be read may be half written: it is tried again until it has not changed for some seconds. One that
     changes later is new again.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
-    handled = {path: _state(path) for path in _images_in(folder)}
+    return _watch(learner, folder, size, interval, until, {path: _state(path) for path in _images_in(folder)})
+
+
+class State(NamedTuple):
+    """What changes when a file does: its size, and the time of its last change."""
+
+    size: int
+    changed: float
+
+
+def _watch(
+    learner: Learner,
+    folder: Path,
+    size: int,
+    interval: float,
+    until: Callable[[], bool],
+    handled: dict[Path, State | None],
+) -> Iterator[Answer]:
     before: dict[Path, State | None] = {}
     while not until():
         now = {path: _state(path) for path in _images_in(folder)}
@@ -101,13 +118,6 @@ def watch(
                 yield answer
         before = now
         time.sleep(interval)
-
-
-class State(NamedTuple):
-    """What changes when a file does: its size, and the time of its last change."""
-
-    size: int
-    changed: float
 
 
 def _images_in(folder: Path) -> list[Path]:

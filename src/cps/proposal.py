@@ -38,7 +38,7 @@ class Wishes:
     batch_size: int | None = None
     augment: str | None = None
     alpha: float | None = None
-    seed: int = 0
+    seed: int | None = None
     pretrained: bool = False
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ def propose(shipment: Shipment, wishes: Wishes, *, has_gpu: bool) -> Proposal:
         "pruner": NNrelief(alpha=alpha),
         "augment": augmentation(augment.value, size.value),
         "normalize": IMAGENET if wishes.pretrained else Normalize(sample.mean, sample.std),
-        "seed": wishes.seed,
+        "seed": wishes.seed or 0,
     }
     choices = (
         Choice("image size", f"{size.value} x {size.value}", size.why),
@@ -96,6 +96,8 @@ def apply(wishes: Wishes, learner: Learner, size: int) -> tuple[Choice, ...]:
         raise ValueError(f"the model was made for images of {size} pixels, which cannot become {wishes.size}")
     if wishes.backbone not in (None, name):
         raise ValueError(f"the model was made with the backbone {name}, which cannot become {wishes.backbone}")
+    if wishes.seed not in (None, learner.seed):
+        raise ValueError(f"the model was made with seed {learner.seed}, which cannot become {wishes.seed}")
     if wishes.pretrained:
         raise ValueError("ImageNet weights are for a new model; this one has weights of its own")
     epochs, batch = wishes.epochs or learner.train.epochs, wishes.batch_size or learner.train.batch_size

@@ -33,9 +33,7 @@ def usual_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[
 def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[str]:
     """Return a warning for each new class whose images an old subnetwork takes for one of its own classes."""
     found = []
-    usual = {
-        task: subnetwork.notes.get("usual output", {}) for task, subnetwork in enumerate(learner.network.subnetworks)
-    }
+    usual = {task: _noted(subnetwork.notes) for task, subnetwork in enumerate(learner.network.subnetworks)}
     for name in dict.fromkeys(labels) if any(usual.values()) else ():
         own = images[torch.tensor([label == name for label in labels])][:MOST]
         for task, known in usual.items():
@@ -46,6 +44,12 @@ def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[
                     "stop here and keep to one name"
                 )
     return found
+
+
+def _noted(notes: Mapping[str, Any]) -> dict[str, float]:
+    """Return the usual outputs that notes hold; they may be anyone's, and say otherwise."""
+    noted = notes.get("usual output")
+    return {k: v for k, v in noted.items() if isinstance(v, float)} if isinstance(noted, dict) else {}
 
 
 def _claimed(learner: Learner, task: int, usual: Mapping[str, float], images: Tensor) -> str | None:

@@ -31,7 +31,7 @@ def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
             errors.print("\nStopped. What was learned is saved: give the same command again to go on.")
             raise typer.Exit(130) from None
         except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
-            errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+            errors.print(f"[red]error:[/red] {shown(error)}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
 
     return wrapped
@@ -54,4 +54,11 @@ def progress_bar() -> Iterator[Callable[[str, int, int, str], None]]:
 
 def warn(what: str) -> None:
     """Show a warning on the error stream."""
-    errors.print(f"[yellow]warning:[/yellow] {escape(what)}", highlight=False, soft_wrap=True)
+    errors.print(f"[yellow]warning:[/yellow] {shown(what)}", highlight=False, soft_wrap=True)
+
+
+def shown(text: object) -> str:
+    """Return a text as it is to be shown, whoever wrote it: nothing in it is markup, or moves the cursor."""
+    return escape(
+        "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
+    )
