@@ -57,7 +57,7 @@ def test_learning_shows_what_was_chosen_and_what_came_out(parts):
         assert word in first, word
     assert "Learned task 1: bolt, nut from 40 images" in first
     assert "as the model has it" in second
-    assert "1 task(s) from before are unchanged" in second
+    assert "All tasks from before are unchanged" in second
     assert "with the task known" in second
 
 
@@ -122,7 +122,7 @@ def test_wrong_commands_end_with_two_and_errors_with_one(parts, arguments, code,
 def test_inspect_tells_the_history(parts):
     model = parts[0] / "parts.cps"
     shown = run("inspect", model).output
-    for word in ("bolt", "backbone small", "2 task(s), 4 classes", "fullest"):
+    for word in ("bolt", "backbone small", "tasks 2, classes 4", "fullest"):
         assert word in shown, word
     found = json.loads(run("inspect", model, "--json").stdout)
     learner = cps.load(model)
@@ -223,7 +223,7 @@ def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
     checkpoint_of(model).write_bytes(b"of an interrupted shipment")
     shown = run("forget", model, "--task", 1).output
     assert "Forgot task 1 (bolt, nut)" in shown
-    assert "Tasks 2 to 2 are now tasks 1 to 1" in shown
+    assert "Task 2 is now 1." in shown
     assert b"bolt" not in model.read_bytes()
     assert b"january" not in model.read_bytes()
     assert [path.name for path in model.parent.iterdir()] == ["parts.cps"]
@@ -231,7 +231,7 @@ def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
     run("verify", model)
     assert "no task 2; the model has 1" in run("forget", model, "--task", 2, code=1).output
     run("forget", model, "--task", 1)
-    assert "0 task(s)" in run("inspect", model).output
+    assert "tasks 0" in run("inspect", model).output
     assert "no task left" in run("predict", model.parent, "--model", model, *CPU, code=1).output.replace("\n", " ")
 
 

@@ -94,7 +94,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
     classes = sum(len(task["classes"]) for task in found["tasks"])
     fullest = ", ".join(f"{shown(name)} {share:.0%}" for name, share in found["fullest"])
     console.print(
-        f"{len(found['tasks'])} task(s), {classes} classes; {found['bytes'] / 2**20:.1f} MiB; "
+        f"tasks {len(found['tasks'])}, classes {classes}; {found['bytes'] / 2**20:.1f} MiB; "
         f"backbone {found['backbone'] or 'of your own'}, images {tuple(found['input_shape'])}\n"
         f"{found['free']:.1%} of {found['weights']:,} weights are free; the fullest layers: {fullest}",
         highlight=False,
@@ -154,9 +154,10 @@ def forget(
     free = 1 - share_on(learner.network.taken, learner.network.weights)
     console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)
     if task < tasks:
-        console.print(f"Tasks {task + 1} to {tasks} are now tasks {task} to {tasks - 1}.", highlight=False)
+        moved = f"Tasks {task + 1} to {tasks} are now {task} to {tasks - 1}."
+        console.print(f"Task {tasks} is now {task}." if task == tasks - 1 else moved, highlight=False)
     if others:
-        console.print(f"The other {len(others)} task(s) answer as before: their fingerprints hold.", highlight=False)
+        console.print("All other tasks are unchanged: their fingerprints hold.")
 
 
 def _show_choices(growth: "Growth", precision: str) -> None:
@@ -185,9 +186,7 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
         highlight=False,
     )
     if learned.task:
-        console.print(
-            f"The {learned.task} task(s) from before are unchanged: their fingerprints hold.", highlight=False
-        )
+        console.print("All tasks from before are unchanged: their fingerprints hold.")
     console.print(f"Wrote [bold]{shown(growth.model)}[/bold]. The images are not needed any more.")
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.learner import Learner
+from cps.seeds import seeded
 from cps.training import Epoch, Trainer
 
 BATCHES = 2  # that are timed, after as many to warm up
@@ -31,7 +32,8 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
     backbone = copy.deepcopy(learner.network.backbone)
     with torch.no_grad():
         held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
-    model = Classifier(backbone, nn.Linear(features, classes, device=learner.network.device))
+    with seeded(learner.network.device, 0):
+        model = Classifier(backbone, nn.Linear(features, classes, device=learner.network.device))
     ends: list[float] = []
 
     def note_time(epoch: Epoch) -> None:
