@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from typer.testing import CliRunner
@@ -197,6 +198,19 @@ def test_a_model_that_is_not_what_was_learned_is_refused_by_every_command(parts,
     assert DAMAGE[damage] in run(command, *arguments, code=1).output.replace("\n", " ")
     assert model.read_bytes() == before
     assert [path.name for path in model.parent.iterdir()] == ["parts.cps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("taken/layers.0.weight", torch.zeros(12)),
+        ("taken/layers.0.weight", torch.zeros(3, dtype=torch.uint8)),
+        ("weight/layers.0.weight", torch.zeros(())),
+    ],
+)
+def test_tensors_of_a_wrong_form_are_refused_by_inspect(model, name, value):
+    rewritten(model, lambda header, tensors, metadata: tensors.update({name: value}))
+    assert "is missing or has a wrong form" in run("inspect", model, code=1).output.replace("\n", " ")
 
 
 def test_answers_that_differ_from_when_they_were_learned_are_found(model):

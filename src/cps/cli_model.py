@@ -41,7 +41,7 @@ def learn(
     is done, the model stays as it was.
     """
     from cps import growing
-    from cps.devices import make_fabric
+    from cps.devices import make_fabric, precision_of
     from cps.lock import locked
     from cps.proposal import Wishes
     from cps.shipment import look
@@ -57,7 +57,7 @@ def learn(
             return
         for warning in looked.warnings():
             warn(warning)
-        _show_choices(growth, precision or ("bf16-mixed" if fabric.device.type == "cuda" else "32-true"))
+        _show_choices(growth, precision_of(fabric))
         with progress_bar() as show:
             read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
         for error in read.skipped:

@@ -7,6 +7,7 @@ no image least of all.
 import datetime
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,14 +121,14 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     task = len(learner.network.subnetworks) - 1
     if _proofs(learner)[:task] != before:
         raise RuntimeError("an earlier task would change, so the model is left as it was; please report this")
-    labels = train[1] + held[1]
+    counts = Counter(train[1] + held[1])
     subnetwork.notes.update(
         {
             "day": datetime.date.today().isoformat(),
             "folder": growth.shipment.folder.resolve().name,
             "shipment": growth.shipment.digest,
-            "images": len(labels),
-            "classes": {name: labels.count(name) for name in names.values()},
+            "images": counts.total(),
+            "classes": {name: counts[name] for name in names.values()},
             "skipped": len(read.skipped),
             "held out": len(held[1]),
             "accuracy": _accuracy(learner, task, *held),

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ def watch(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
-    return _watch(learner, folder, size, interval, until, {path: _state(path) for path in _images_in(folder)})
+    return _watch(learner, folder, size, interval, until, _states(folder))
 
 
 class State(NamedTuple):
@@ -108,7 +108,7 @@ def _watch(
 ) -> Iterator[Answer]:
     before: dict[Path, State | None] = {}
     while not until():
-        now = {path: _state(path) for path in _images_in(folder)}
+        now = _states(folder)
         still = {path: state for path, state in now.items() if state and before.get(path) == state}
         ready = [[path] for path, state in still.items() if handled.get(path) != state]
         for answer in answers(learner, ready, size):
@@ -123,6 +123,14 @@ def _watch(
 def _images_in(folder: Path) -> list[Path]:
     inside = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     return sorted(p for p in inside if p.is_file() and not any(n.startswith(".") for n in p.relative_to(folder).parts))
+
+
+def _states(folder: Path) -> dict[Path, State | None]:
+    """Return the state of every image in a folder; none if it changes too fast to be listed, until the next look."""
+    try:
+        return {path: _state(path) for path in _images_in(folder)}
+    except FileNotFoundError:
+        return {}
 
 
 def _state(path: Path) -> State | None:
@@ -144,24 +152,19 @@ def _batches(groups: Iterable[list[Path]]) -> Iterator[list[list[Path]]]:
 
 def _look(learner: Learner, batch: list[list[tuple[Path, Future]]]) -> Iterator[Answer]:
     """Yield the answers for groups whose images are being decoded; groups of one size are looked at together."""
-    read: list[list[tuple[Path, np.ndarray | ImageError]]] = [
-        [(path, _result(future)) for path, future in group] for group in batch
-    ]
-    by_size: dict[int, list[int]] = {}
-    for index, group in enumerate(read):
-        good = sum(not isinstance(image, ImageError) for _, image in group)
-        by_size.setdefault(good, []).append(index)
+    read = [[(path, _result(future)) for path, future in group] for group in batch]
+    good = [[(path, image) for path, image in group if not isinstance(image, ImageError)] for group in read]
     said: dict[Path, Answer] = {}
-    for number, members in by_size.items():
-        good = [(p, i) for index in members for p, i in read[index] if not isinstance(i, ImageError)]
-        if number:
-            pixels = torch.from_numpy(np.stack([image for _, image in good]))  # pyright: ignore[reportArgumentType]
-            found = learner.predict(pixels, group_size=number)
-            shares = zip(found.classes, found.tasks.tolist(), found.confidence.tolist(), strict=True)
-            said |= {path: Answer(path, str(c), t, s) for (path, _), (c, t, s) in zip(good, shares, strict=True)}
-    for group in read:
-        for path, image in group:
-            yield Answer(path, error=str(image)) if isinstance(image, ImageError) else said[path]
+    for number in {len(group) for group in good} - {0}:
+        said |= _said(learner, [pair for group in good if len(group) == number for pair in group], number)
+    for path, image in chain.from_iterable(read):
+        yield Answer(path, error=str(image)) if isinstance(image, ImageError) else said[path]
+
+
+def _said(learner: Learner, images: list[tuple[Path, np.ndarray]], group_size: int) -> dict[Path, Answer]:
+    found = learner.predict(torch.from_numpy(np.stack([image for _, image in images])), group_size=group_size)
+    rows = zip(images, found.classes, found.tasks.tolist(), found.confidence.tolist(), strict=True)
+    return {path: Answer(path, str(name), task, share) for (path, _), name, task, share in rows}
 
 
 def _result(future: Future) -> np.ndarray | ImageError:

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from cps.backbones import Builtin
@@ -30,6 +31,8 @@ def describe(path: str | Path) -> dict[str, Any]:
     header, tensors = read_model(path)
     weights = {n.removeprefix("weight/"): value for n, value in tensors.items() if n.startswith("weight/")}
     total = sum(value.numel() for value in weights.values())
+    if not weights:
+        raise FileError(f"'{path}' is inconsistent: it holds no weights")
     taken = {name: _weights_on(path, tensors, f"taken/{name}", value) for name, value in weights.items()}
     backbone = header["settings"].get("backbone")
     notes = header.get("notes") or [{} for _ in header["classes"]]
@@ -89,8 +92,9 @@ def verify(path: str | Path) -> list[Check]:
 def _weights_on(path: str | Path, tensors: dict[str, Tensor], name: str, weight: Tensor) -> int:
     shape = mask_shape(weight.shape)
     packed = tensors.get(name)
-    if packed is None or packed.numel() != -(-math.prod(shape) // 8):
-        raise FileError(f"'{path}' is inconsistent: tensor '{name}' is missing or has a wrong size")
+    fits = packed is not None and packed.dtype == torch.uint8 and packed.numel() == -(-math.prod(shape) // 8)
+    if packed is None or not fits or weight.ndim < 2 or not weight.numel():
+        raise FileError(f"'{path}' is inconsistent: tensor '{name}' is missing or has a wrong form")
     return weights_on(unpack(packed, shape), weight)
 
 
