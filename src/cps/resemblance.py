@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cps.evidence import Evidence
 from cps.learner import Learner
+from cps.prediction import classify
 
 CLAIMED = 0.8  # share of a new class's images that go to one old class, from which a warning is due ...
 STRONGLY = 0.6  # ... if this share do so as strongly as its own
 FEWEST = 4  # images of a class that can tell anything
-MOST = 64  # images of a class that are looked at
+MOST = 32  # images of a class that are looked at
 
 
 def usual_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[Any]) -> dict[str, float]:
@@ -34,10 +36,14 @@ def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[
     """Return a warning for each new class whose images an old subnetwork takes for one of its own classes."""
     found = []
     usual = {task: _noted(subnetwork.notes) for task, subnetwork in enumerate(learner.network.subnetworks)}
-    for name in dict.fromkeys(labels) if any(usual.values()) else ():
+    for name, number in Counter(labels).items() if any(usual.values()) else ():
+        if number < FEWEST:
+            continue
         own = images[torch.tensor([label == name for label in labels])][:MOST]
+        evidence = learner.evidence(own)
+        evidence.ask(range(len(usual)))  # together costs less
         for task, known in usual.items():
-            claimed = _claimed(learner, task, known, own) if known and len(own) >= FEWEST else None
+            claimed = _claimed(learner, evidence, task, known)
             if claimed is not None:
                 found.append(
                     f"images of '{name}' look like '{claimed}' of task {task + 1} to the model; if they are the same, "
@@ -52,13 +58,12 @@ def _noted(notes: Mapping[str, Any]) -> dict[str, float]:
     return {k: v for k, v in noted.items() if isinstance(v, float)} if isinstance(noted, dict) else {}
 
 
-def _claimed(learner: Learner, task: int, usual: Mapping[str, float], images: Tensor) -> str | None:
+def _claimed(learner: Learner, evidence: Evidence, task: int, usual: Mapping[str, float]) -> str | None:
     """Return the class of a task that claims nearly all of the images, most as strongly as its own; else None."""
-    largest = learner.evidence(images)[task].logits.amax(dim=1).tolist()
-    names = [str(name) for name in learner.predict(images, task=task).classes]
+    largest = evidence[task].logits.amax(dim=1)
+    tasks = torch.full_like(largest, task, dtype=torch.long)
+    names = [str(name) for name in classify(learner.network, evidence, tasks).classes]
     name, claimed = Counter(names).most_common(1)[0]
-    strongly = sum(
-        own == name and output >= usual.get(name, torch.inf) for own, output in zip(names, largest, strict=True)
-    )
-    is_claimed = claimed >= CLAIMED * len(images) and strongly >= STRONGLY * len(images)
-    return name if is_claimed else None
+    level = usual.get(name, float("inf"))
+    strongly = sum(own == name and output >= level for own, output in zip(names, largest.tolist(), strict=True))
+    return name if claimed >= CLAIMED * len(names) and strongly >= STRONGLY * len(names) else None
