@@ -23,6 +23,8 @@ def learn(folder, model, *, wishes=WISHES, share=0.1, **settings):
     fabric = cps.make_fabric(accelerator="cpu")
     with locked(model):
         growth = growing.prepare(model, shipment, wishes, fabric, **settings)
+        if growth.done is not None:
+            return None
         return growing.learn(growth, growing.decode(growth), share=share)
 
 
@@ -200,14 +202,10 @@ def test_a_kill_at_any_moment_leaves_a_model_that_works_and_learning_that_goes_o
     assert run(None) == 0
     steps = int((tmp_path / "steps").read_text())
     assert fingerprints(model) == whole
-    for fatal in (1, steps // 2, steps - 4, steps - 3, steps - 1):
+    for fatal in (1, steps // 2, steps - 3, steps - 1):  # the last two: before the swap, and after it
         shutil.copy(root / "one.cps", model)
         assert run(fatal) == -signal.SIGKILL
         assert fingerprints(model) in (old, whole)
-        assert (
-            run(None) == 0
-            if fingerprints(model) == old
-            else growing.prepare(model, look(root / "february"), Wishes(), cps.make_fabric(accelerator="cpu")).done == 1
-        )
+        assert run(None) == 0
         assert fingerprints(model) == whole
         assert {path.name for path in tmp_path.iterdir()} - {".model.cps.lock"} == {"model.cps", "steps"}
