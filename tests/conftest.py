@@ -3,8 +3,10 @@
 import os
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import cps
@@ -62,3 +64,15 @@ def make_task(first=0, *, classes=2, images=24, shape=(2, 6, 6), seed=0, test=12
         return torch.stack([patterns[label] for label in labels]) + noise, labels
 
     return cps.Task(names, train=draw(images), test=draw(test))
+
+
+def write_shipment(folder, classes, *, images=12, size=8, seed=0):
+    """Write FOLDER/class/*.png: noise around a pattern that depends on the name of the class alone."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        pattern = np.random.default_rng(list(name.encode())).integers(0, 256, (size, size, 3))
+        for index in range(images):
+            noise = np.random.default_rng([seed, index]).normal(0, 25, (size, size, 3))
+            picture = (pattern + noise).clip(0, 255).astype(np.uint8)
+            Image.fromarray(picture).save(folder / name / f"{index}.png")
+    return folder

@@ -66,6 +66,28 @@ def test_every_kind_of_picture_becomes_plain_colour(tmp_path, kind):
     assert abs(pixels.astype(int) - value).max() <= 3
 
 
+def test_pictures_of_floating_point_from_0_to_1_are_scaled(tmp_path):
+    Image.fromarray(np.full((8, 8), 0.4, dtype=np.float32)).save(tmp_path / "a.tif")
+    assert abs(decode_image(tmp_path / "a.tif", 8).astype(int) - 102).max() <= 1
+
+
+def test_a_file_of_another_format_is_refused_whatever_it_is_called(tmp_path):
+    """Pillow would hand PostScript to another program."""
+    picture().save(tmp_path / "a.eps")
+    (tmp_path / "a.eps").rename(tmp_path / "a.png")
+    with pytest.raises(ImageError, match="cannot identify"):
+        decode_image(tmp_path / "a.png", 8)
+
+
+def test_a_large_photograph_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch):
+    picture(640, 640).save(tmp_path / "a.jpg")
+    picture(640, 640).save(tmp_path / "a.png")
+    monkeypatch.setattr(folders, "LARGEST", 320 * 320)
+    assert decode_image(tmp_path / "a.jpg", 8).shape == (3, 8, 8)
+    with pytest.raises(ImageError, match="640 x 640 pixels"):
+        decode_image(tmp_path / "a.png", 8)
+
+
 def test_the_first_frame_of_an_animation_counts(tmp_path):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("black", "white")]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])

@@ -133,3 +133,23 @@ def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
     grown._posterior = torch.full((7, 2), 0.5 / 7, dtype=torch.float64)  # as of two tasks
     grown.predict(make_task(0).test[0])
     assert grown.tasks.shape == (3,)
+
+
+def test_a_cascade_without_a_task_is_one_that_never_saw_it():
+    subnetworks, evidence = world()
+    seen = {(t, n): evidence(t, n, 60) for t in range(TASKS) for n in (t + 1, TASKS)}
+    selector, gone = cps.Cascade(), 1
+
+    def left_out(found):
+        return Evidence(lambda tasks: [found.ask(range(len(found)))[t + (t >= gone)] for t in tasks], len(found) - 1)
+
+    whole, never = [], []
+    for task in range(TASKS):
+        found, labels = seen[task, task + 1]
+        whole.append(selector.observe(subnetworks[task], found, labels, whole))
+        if task != gone:
+            rest = left_out(found) if task > gone else found
+            never.append(selector.observe(subnetworks[task], rest, labels, never))
+    for kept, wanted in zip(selector.without(whole, gone), never, strict=True):
+        assert {name: value.shape for name, value in kept.items()} == {n: v.shape for n, v in wanted.items()}
+        torch.testing.assert_close(kept, wanted)

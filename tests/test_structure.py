@@ -19,20 +19,20 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal",
+        "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal lock progress",
         "settings augmentation data backbones padding pixels folders convolution views",
-        "draft scenario subnetwork activity crowd feed presentation",
+        "draft scenario subnetwork activity crowd feed presentation shipment",
         "extraction engine probe sources",
         "miniatures",
         "network",
-        "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",
+        "pruning selection training checkpoint modelfile sharing intake cost survey familiarity forgetting",
         "prediction observation cascade checklist comparison",
         "stream",
         "learner",
-        "loading evaluation baselines recipes pictures",
-        "report",
-        "bench",
-        "cli_bench",
+        "loading evaluation baselines recipes pictures proposal estimate resemblance inbox",
+        "report growing",
+        "bench inspection",
+        "cli_bench cli_model cli_predict",
         "cli",
         "__main__",
     )

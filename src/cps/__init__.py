@@ -18,13 +18,14 @@ _HOME = {
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
     "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
-    "learner": ["Learner", "Progress"],
+    "learner": ["Learner"],
     "loading": ["load"],
     "masks": ["Masks"],
     "network": ["Fingerprint", "SharedNetwork"],
     "pixels": ["Normalize"],
     "plain": ["setting"],
     "prediction": ["Prediction"],
+    "progress": ["Progress"],
     "pruning": ["Magnitude", "NNrelief", "Pruner"],
     "scenario": ["Scenario", "Task", "split_by_class"],
     "selection": ["ImportanceSignature", "MaxOutput", "Oracle", "Selector"],
@@ -54,13 +55,14 @@ if TYPE_CHECKING:
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
     from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
-    from cps.learner import Learner, Progress
+    from cps.learner import Learner
     from cps.loading import load
     from cps.masks import Masks
     from cps.network import Fingerprint, SharedNetwork
     from cps.pixels import Normalize
     from cps.plain import setting
     from cps.prediction import Prediction
+    from cps.progress import Progress
     from cps.pruning import Magnitude, NNrelief, Pruner
     from cps.scenario import Scenario, Task, split_by_class
     from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector

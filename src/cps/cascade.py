@@ -75,6 +75,19 @@ class Cascade:
             rejected = rejected + F.logsigmoid(-odds)
         return mean_by_group(torch.stack(scores, dim=1), groups)
 
+    def without(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
+        """Return what is kept about the other tasks without any number about a task that is to be forgotten."""
+        sizes = [kept["components"].shape[1] for kept in statistics]
+        before, size = sum(sizes[:task]), sizes[task]
+        left = []
+        for index, kept in enumerate(statistics):
+            numbers = torch.arange(kept["means"].shape[1], device=kept["means"].device)
+            stay = (numbers < before) | (numbers >= before + size)
+            covariance = _unpacked(kept["covariance"], len(numbers))[stay][:, stay]
+            if index != task:
+                left.append({**kept, "means": kept["means"][:, stay], "covariance": _packed(covariance)})
+        return left
+
     def _odds(self, stage: int, seen: Tensor, means: list[Tensor], covariances: list[Tensor]) -> Tensor:
         """Return the log-odds of each image for the task of a stage against all later ones; the last has no doubt."""
         if len(means) == 1:

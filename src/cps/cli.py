@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import cps
-from cps import cli_bench
+from cps import cli_bench, cli_model, cli_predict
 from cps.terminal import console, in_plain_words
 
 app = typer.Typer(
@@ -27,7 +27,15 @@ def _options(
 ) -> None: ...
 
 
-for command in (cli_bench.bench, cli_bench.report):
+for command in (
+    cli_model.learn,
+    cli_predict.predict,
+    cli_model.inspect,
+    cli_model.verify,
+    cli_model.forget,
+    cli_bench.bench,
+    cli_bench.report,
+):
     app.command()(in_plain_words(command))
 
 

@@ -188,14 +188,14 @@ def _read_at_once(dataset: Dataset) -> Data | None:
         return None
     indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))  # pyright: ignore
     size = len(indices) * whole.bytes_each  # pyright: ignore[reportAttributeAccessIssue]
-    if size > _free_memory() // 2:
+    if size > free_memory() // 2:
         log.warning("%.1f GiB of images do not fit in memory; they are decoded anew in each epoch", size / 2**30)
         return None
     found = whole.read(indices)  # pyright: ignore[reportAttributeAccessIssue]
     return found.images, found.labels
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Return the bytes of memory that are free, as far as the system tells."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -24,8 +24,9 @@ from cps import storage
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-LARGEST = 200_000_000  # pixels; beyond that a small file may be made to fill the memory
-READER = 2  # counted up whenever the same file would become other pixels
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # whatever a file is called; no other runs
+LARGEST = 40_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
+READER = 3  # counted up whenever the same file would become other pixels
 
 
 class ImageError(ValueError):
@@ -175,30 +176,35 @@ def decode_image(path: Path, size: int, margin: float = 0.0) -> np.ndarray:
     """Return an image as bytes of shape (3, size, size); raise `ImageError` for one that cannot be read."""
     scaled = round(size * (1 + margin))
     try:
-        with Image.open(path) as opened:
-            if opened.width * opened.height > LARGEST:
-                raise ImageError(f"'{path}' has {opened.width} x {opened.height} pixels, more than can be read safely")
+        with Image.open(path, formats=FORMATS) as opened:
+            width, height = opened.size
             opened.draft("RGB", (scaled, scaled))  # lets JPEG decode at a fraction of its size
-            picture = _plain_colour(ImageOps.exif_transpose(opened))
+            if opened.width * opened.height > LARGEST:
+                raise ImageError(f"'{path}' has {width} x {height} pixels, more than can be read safely")
+            ImageOps.exif_transpose(opened, in_place=True)
+            picture = _plain_colour(opened)
+        square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
     except ImageError:
         raise
     except Exception as error:  # decoders raise whatever they like
         raise ImageError(f"'{path}' cannot be read as an image ({type(error).__name__}: {error})") from error
-    square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
     edge = (scaled - size) // 2
     square = square.crop((edge, edge, edge + size, edge + size)) if scaled > size else square
     return np.asarray(square).transpose(2, 0, 1).copy()
 
 
 def _plain_colour(picture: Image.Image) -> Image.Image:
-    """Return a picture in any mode as plain colour: 16 bits are scaled, what is transparent becomes white."""
+    """Return a picture in any mode as plain colour: more bits are scaled, what is transparent becomes white."""
     if picture.mode.startswith("I") or picture.mode == "F":
-        values = np.asarray(picture, dtype=np.float64)
-        values = values / 257 if values.max(initial=0) > 255 else values
-        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+        values = np.nan_to_num(np.asarray(picture, dtype=np.float32))
+        highest = values.max(initial=0)
+        scale = 1 / 257 if highest > 255 else 255 if picture.mode == "F" and highest <= 1 else 1
+        return Image.fromarray((values * scale).clip(0, 255).astype(np.uint8)).convert("RGB")
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture.convert("RGBA")).convert("RGB")
+        clear = picture if picture.mode == "RGBA" else picture.convert("RGBA")
+        white = Image.new("RGB", picture.size, "white")
+        white.paste(clear, mask=clear)
+        return white
     return picture.convert("RGB")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from cps.devices import agreed, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
+from cps.forgetting import forget_task, fresh_weights
 from cps.images import as_images
 from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
 from cps.modelfile import write_model
@@ -27,6 +27,7 @@ from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
 from cps.presentation import Presentation
+from cps.progress import Progress
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
 from cps.seeds import generator, seeded
@@ -40,22 +41,10 @@ from cps.views import Upright, Views
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-HEAD, PRUNE, FIT, OBSERVE = range(4)  # what a seed is for
+HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is for
 SETTINGS = (
     "pruner", "rounds", "train", "retrain", "selectors", "augment", "views", "normalize", "prune_images", "seed"
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where learning stands after an epoch: task and phase from 0 (phase 0 is dense, then one per round)."""
-
-    task: int
-    phase: int
-    phases: int
-    epoch: int
-    epochs: int
-    loss: float
 
 
 class Learner:
@@ -192,6 +181,12 @@ class Learner:
         """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
         check_task(task, self.network)
         return self.network.extract(task)
+
+    def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
+        """Drop a task; later ones move down by one. Free weights get the values of `fresh`, or others drawn anew."""
+        check_task(task, self.network)
+        drawn = fresh_weights(self.network, fresh or self.builtin, *self._key(FORGET))
+        forget_task(self.network, task, drawn, self.selectors)
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""

@@ -62,7 +62,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self._miniatures.forget()
+        self.forget_small_networks()
         layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device)
         if device.type == "cuda":
@@ -87,8 +87,12 @@ class SharedNetwork:
             yield
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
-            self._miniatures.forget()
+            self.forget_small_networks()
             raise
+
+    def forget_small_networks(self) -> None:
+        """Make small networks anew when they are next asked for."""
+        self._miniatures.forget()
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
+
 from cps.data import Examples, all_labels
 from cps.devices import agreed
 from cps.familiarity import NAME, familiar_outputs
@@ -14,6 +16,9 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+ENOUGH = 100  # images held out of training that tell alone how familiar others look
+
+
 def observe_last(
     network: SharedNetwork,
     examples: Examples,
@@ -23,7 +28,7 @@ def observe_last(
 ) -> None:
     """Let every selector keep its numbers about the task learned last, and note how familiar its images look.
 
-    The latter is told from images that were held out of training, where there are any.
+    The latter is told from images that were held out of training, where there are enough.
     """
     subnetwork = network.subnetworks[-1]
     evidence = survey(network, examples, fabric)
@@ -31,6 +36,8 @@ def observe_last(
     for selector in selectors:
         kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
         subnetwork.statistics[selector.name] = agreed(kept, fabric)
-    own = evidence[-1] if held_out is None else survey(network, held_out, fabric)[-1]
-    subnetwork.statistics[NAME] = agreed(familiar_outputs(own.logits), fabric)
+    logits = [] if held_out is None else [survey(network, held_out, fabric)[-1].logits]
+    if held_out is None or len(held_out) < ENOUGH:
+        logits.append(evidence[-1].logits)
+    subnetwork.statistics[NAME] = agreed(familiar_outputs(torch.cat(logits)), fabric)
     network.forget_images()

@@ -1,0 +1,217 @@
+"""The commands of those who keep a model: `cps learn`, `inspect`, `verify` and `forget`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from cps.terminal import console, progress_bar, shown, warn
+
+if TYPE_CHECKING:
+    from cps.growing import Growth, Learned
+
+Model = Annotated[Path, typer.Argument(help="The model file.")]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
+
+
+def learn(
+    shipment: Annotated[Path, typer.Argument(help="A folder with a folder of images for each new class.")],
+    model: Annotated[Path, typer.Option(help="The model file; it is created if there is none.")],
+    size: Annotated[int | None, typer.Option(min=4, max=1024, help="Image size in pixels, for a new model.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Network of a new model: small, resnet18-third, ...")] = None,
+    imagenet: Annotated[bool, typer.Option("--imagenet", help="Start a new model from ImageNet weights.")] = False,
+    weights: Annotated[Path | None, typer.Option(help="File of those weights, instead of a download.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs before pruning; half as many after each.")] = None,
+    batch: Annotated[int | None, typer.Option(min=2, help="Images in a batch.")] = None,
+    augment: Annotated[str | None, typer.Option(help="none, shift, shift+flip or crop+flip.")] = None,
+    alpha: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Share of the signal kept by pruning.")] = None,
+    hold_out: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of images that measure accuracy.")] = 0.1,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read.")] = False,
+    as_version: Annotated[bool, typer.Option("--as-version", help="Learn a known class anew, as 'name (2)'.")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new model. Else 0.")] = None,
+    accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
+    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed. Else bf16-mixed on a GPU.")] = None,
+) -> None:
+    """Learn a folder of new classes; nothing that was learned before changes.
+
+    The images are not needed afterwards. Stopped or killed, it goes on when the same command is given again; until it
+    is done, the model stays as it was.
+    """
+    from cps import growing
+    from cps.devices import make_fabric, precision_of
+    from cps.lock import locked
+    from cps.proposal import Wishes
+    from cps.shipment import look
+
+    wishes = Wishes(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
+    fabric = make_fabric(accelerator=accelerator, precision=precision)
+    with progress_bar() as show:
+        looked = look(shipment, watch=show)
+    with locked(model):
+        growth = growing.prepare(model, looked, wishes, fabric, weights=weights, as_version=as_version)
+        if growth.done is not None:
+            console.print(f"These images were learned before, as task {growth.done + 1}; there is nothing to do.")
+            return
+        for warning in looked.warnings():
+            warn(warning)
+        _show_choices(growth, precision_of(fabric))
+        with progress_bar() as show:
+            read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
+        for error in read.skipped:
+            warn(f"skipped: {error}")
+        for warning in growing.known_classes(growth, read):
+            warn(warning)
+        with progress_bar() as show:
+            learned = growing.learn(growth, read, share=hold_out, watch=show)
+    _show_learned(growth, learned)
+
+
+def inspect(model: Model, as_json: Json = False) -> None:
+    """Show what a model holds: tasks, classes, history, capacity and fingerprints."""
+    from cps.inspection import describe
+
+    found = describe(model)
+    if as_json:
+        print(json.dumps(found, indent=1, ensure_ascii=False))
+        return
+    table = Table("task", "classes", "learned", "images", "known", "found", "density", "proof")
+    for task in found["tasks"]:
+        notes = task["notes"]
+        accuracy = _accuracy(notes)
+        right = (f"{share:.0%}" for share in accuracy) if accuracy else ("", "")
+        history = (notes.get("day", ""), notes.get("images", ""))
+        cells = (task["task"], shown(_listed(task["classes"])), *(shown(part) for part in history), *right)
+        table.add_row(*map(str, cells), f"{task['density']:.1%}", task["fingerprint"][:8])
+    console.print(table)
+    console.print(
+        "known, found: right answers on held-out images of the task when it was learned, with the task known and with "
+        "it to be found among all; density: weights it uses; proof: start of its fingerprint",
+        style="dim",
+    )
+    classes = sum(len(task["classes"]) for task in found["tasks"])
+    fullest = ", ".join(f"{shown(name)} {share:.0%}" for name, share in found["fullest"])
+    console.print(
+        f"tasks {len(found['tasks'])}, classes {classes}; {found['bytes'] / 2**20:.1f} MiB; "
+        f"backbone {found['backbone'] or 'of your own'}, images {tuple(found['input_shape'])}\n"
+        f"{found['free']:.1%} of {found['weights']:,} weights are free; the fullest layers: {fullest}",
+        highlight=False,
+    )
+
+
+def verify(model: Model, as_json: Json = False) -> None:
+    """Check that a model is whole: every digest, every fingerprint, and its answers where they can be compared."""
+    from cps.inspection import verify as check
+
+    checks = check(model)
+    if as_json:
+        print(json.dumps([entry._asdict() for entry in checks], indent=1))
+        return
+    table = Table("what was checked", "number", "result")
+    for what, number, result in checks:
+        table.add_row(what, str(number), shown(result))
+    console.print(table)
+    console.print(f"[green]{shown(model)} is as it was written.[/green]")
+
+
+def forget(
+    model: Model,
+    task: Annotated[int, typer.Option(min=1, help="The task to drop, from 1 as `cps inspect` counts.")],
+    weights: Annotated[Path | None, typer.Option(help="ImageNet weights, for the weights that become free.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Drop a task: what only it used is drawn anew, and all other tasks answer as before, to the bit."""
+    from cps.backbones import large_resnet18
+    from cps.growing import checkpoint_of
+    from cps.loading import load
+    from cps.lock import locked
+    from cps.masks import share_on
+    from cps.sources import imagenet_weights
+
+    if not model.is_file():
+        raise FileNotFoundError(f"there is no file '{model}'")
+    with locked(model):
+        learner = load(model)
+        tasks = len(learner.network.subnetworks)
+        if task > tasks:
+            raise ValueError(f"there is no task {task}; the model has {tasks}, counted from 1")
+        classes = _listed(learner.network.subnetworks[task - 1].classes)
+        if sys.stdin.isatty() and not yes:
+            typer.confirm(f"Forget task {task} ({classes}) for good?", abort=True)
+        fresh = None
+        if weights is not None:
+            fresh = large_resnet18()
+            imagenet_weights(fresh, weights)
+        others = [index for index in range(tasks) if index != task - 1]
+        before = [learner.fingerprint(index) for index in others]
+        learner.forget(task - 1, fresh=fresh)
+        if [learner.fingerprint(index) for index in range(len(others))] != before:
+            raise RuntimeError("another task would change, so nothing was forgotten; please report this")
+        learner.save(model)
+        checkpoint_of(model).unlink(missing_ok=True)  # it may hold weights of the task
+    free = 1 - share_on(learner.network.taken, learner.network.weights)
+    console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)
+    if task < tasks:
+        moved = f"Tasks {task + 1} to {tasks} are now {task} to {tasks - 1}."
+        console.print(f"Task {tasks} is now {task}." if task == tasks - 1 else moved, highlight=False)
+    if others:
+        console.print("All other tasks are unchanged: their fingerprints hold.")
+
+
+def _show_choices(growth: "Growth", precision: str) -> None:
+    from cps.data import free_memory
+    from cps.estimate import estimate
+
+    counts = growth.shipment.counts
+    images = sum(counts.values())
+    expected = estimate(growth.learner, growth.size, images, max(2, len(counts)))
+    table = Table("setting", "value", "why", title=f"{images} images of {len(counts)} classes")
+    for choice in growth.choices:
+        table.add_row(*(shown(part) for part in choice))
+    table.add_row("precision", precision, str(growth.learner.network.device))
+    table.add_row("time", f"about {_duration(expected.seconds)}", "an estimate, from a few steps")
+    table.add_row("memory", f"about {expected.memory / 2**30:.1f} GiB", "an estimate")
+    console.print(table)
+    if growth.learner.network.device.type == "cpu" and expected.memory > free_memory():
+        warn(f"only {free_memory() / 2**30:.1f} GiB of memory are free; a smaller --size or --batch needs less")
+
+
+def _show_learned(growth: "Growth", learned: "Learned") -> None:
+    notes = learned.notes
+    console.print(
+        f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from {notes['images']} images in "
+        f"{_duration(notes['seconds'])}.\nHeld-out accuracy: {_accuracy_in_words(notes)}.",
+        highlight=False,
+    )
+    if learned.task:
+        console.print("All tasks from before are unchanged: their fingerprints hold.")
+    console.print(f"Wrote [bold]{shown(growth.model)}[/bold]. The images are not needed any more.")
+
+
+def _accuracy_in_words(notes: dict[str, Any]) -> str:
+    accuracy = _accuracy(notes)
+    if accuracy is None:
+        return "not measured, since no class has enough images"
+    known, found = accuracy
+    return f"{known:.1%} with the task known, {found:.1%} among all tasks ({notes['held out']} images)"
+
+
+def _accuracy(notes: dict[str, Any]) -> tuple[float, float] | None:
+    """Return the accuracy with the task known and with it to be found; notes may be anyone's, and say otherwise."""
+    noted = notes.get("accuracy")
+    shares = [noted.get(key) for key in ("task known", "task found")] if isinstance(noted, dict) else []
+    known, found = (share if isinstance(share, float) else None for share in shares or (None, None))
+    return None if known is None or found is None else (known, found)
+
+
+def _listed(names: Any) -> str:
+    shown = ", ".join(str(name) for name in names[:8])
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,74 @@
+"""Forgetting on purpose: a task is dropped, and nothing that only it had is left behind.
+
+The weights that other tasks use too stay as they are, to the bit. All others are free again and drawn anew: free
+weights still hold what training left in them, so those that the task never owned may remember it as well.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cps.backbones import Builtin
+from cps.masks import full_masks, union
+from cps.network import SharedNetwork
+from cps.partition import named_tensors, set_tensors
+from cps.seeds import derived_seed, generator
+
+
+@torch.no_grad()
+def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], selectors: Sequence[Any]) -> None:
+    """Drop a subnetwork; every weight that is free then takes its value from `fresh`. Later tasks move down by one.
+
+    A selector whose numbers about other tasks know of this one has a method `without(statistics, task)`.
+    """
+    frozen = _frozen(network)
+    kept = {s.name: s.without(network.statistics(s.name), task) for s in selectors if hasattr(s, "without")}
+    del network.subnetworks[task]
+    for name, statistics in kept.items():
+        for subnetwork, known in zip(network.subnetworks, statistics, strict=True):
+            subnetwork.statistics[name] = known
+    taken = full_masks(network.weights, on=False)
+    for subnetwork in network.subnetworks:
+        taken = union(taken, subnetwork.masks)
+    network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
+    for name, weight in network.weights.items():
+        network.weights[name] = torch.where(network.taken[name], weight, fresh[name].to(weight))
+    set_tensors(network.backbone, {**network.weights, **network.initial})  # it held the last draft
+    network.forget_small_networks()
+
+
+def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, *key: int) -> dict[str, Tensor]:
+    """Return values for the shared weights that know of no task.
+
+    They are those of a backbone, or of a builtin one drawn by the key; else they are drawn as PyTorch draws those of
+    a new layer.
+    """
+    if isinstance(backbone, Builtin):
+        backbone = backbone.drawn(derived_seed(*key))
+    if backbone is not None:
+        known = named_tensors(backbone)
+        missing = [
+            name for name, weight in network.weights.items() if known.get(name, weight[:0]).shape != weight.shape
+        ]
+        if missing:
+            raise ValueError(f"the fresh backbone has no weight '{missing[0]}' of the shape that this network has")
+        return {name: known[name].detach() for name in network.weights}
+    draws = generator(*key)
+    drawn = {}
+    for name, weight in network.weights.items():
+        bound = weight[0].numel() ** -0.5
+        drawn[name] = (2 * torch.rand(weight.shape, generator=draws, dtype=weight.dtype) - 1) * bound
+    return drawn
+
+
+def _frozen(network: SharedNetwork) -> set[str]:
+    """Return the weights that the user froze: they are taken whole, whoever uses them."""
+    used = full_masks(network.weights, on=False)
+    for subnetwork in network.subnetworks:
+        used = union(used, subnetwork.masks)
+    live = named_tensors(network.backbone)
+    return {
+        name for name in network.weights if not live[name].requires_grad or (network.taken[name] & ~used[name]).any()
+    }

@@ -1,0 +1,224 @@
+"""Growing: a model file learns a shipment of new classes, and is replaced only when all is done.
+
+Beside the model lie, while it learns, a checkpoint that the same call goes on from, and a lock. Nothing else is kept,
+no image least of all.
+"""
+
+import datetime
+import platform
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import cps
+from cps.folders import FolderImages, ImageFolder
+from cps.learner import Learner
+from cps.loading import load
+from cps.progress import Progress
+from cps.proposal import Choice, Wishes, apply, propose
+from cps.resemblance import lookalikes, usual_outputs
+from cps.scenario import Task
+from cps.shipment import Shipment, Watch
+from cps.sources import imagenet_weights
+from cps.views import Rotations
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A model that is about to learn a shipment: its learner, the image size, its settings in words, class names.
+
+    `names` maps the name of a folder to that of its class, which differ where a known class gets a new version. `done`
+    is the task that these very images were learned as, if they were.
+    """
+
+    model: Path
+    learner: Learner
+    shipment: Shipment
+    size: int
+    choices: tuple[Choice, ...]
+    names: Mapping[str, str]
+    done: int | None = None
+
+
+class Learned(NamedTuple):
+    """What came of it: the task's place from 0, and its notes."""
+
+    task: int
+    notes: dict[str, Any]
+
+
+def prepare(
+    model: str | Path,
+    shipment: Shipment,
+    wishes: Wishes,
+    fabric: "Fabric",
+    *,
+    weights: Path | None = None,
+    as_version: bool = False,
+) -> Growth:
+    """Open a model, or choose the settings of a new one, for a shipment; refuse classes that it knows."""
+    model = Path(model)
+    if model.exists():
+        learner = load(model, fabric=fabric)
+        size = size_of(learner, model)
+        choices = apply(wishes, learner, size)
+    else:
+        proposal = propose(shipment, wishes, has_gpu=fabric.device.type == "cuda")
+        size, choices = proposal.size, proposal.choices
+        backbone = proposal.backbone.drawn(wishes.seed or 0)
+        if wishes.pretrained:
+            imagenet_weights(backbone, weights)
+        learner = Learner(backbone, **proposal.settings, fabric=fabric)
+        learner.builtin = proposal.backbone  # so that the file opens without code
+    for task, subnetwork in enumerate(learner.network.subnetworks):
+        if subnetwork.notes.get("shipment") == shipment.digest:
+            checkpoint_of(model).unlink(missing_ok=True)  # a kill may have come just before
+            return Growth(model, learner, shipment, size, choices, {}, done=task)
+    return Growth(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
+
+
+def size_of(learner: Learner, model: str | Path) -> int:
+    """Return the side in pixels of the images that a model was made for; refuse one of other than colour squares."""
+    shape = learner.network.input_shape
+    if shape is None or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
+        raise ValueError(f"'{model}' was learned from images of shape {shape}; folders give colour squares (3, n, n)")
+    return shape[1]
+
+
+def checkpoint_of(model: str | Path) -> Path:
+    """Return where learning keeps its checkpoint: beside the model."""
+    return Path(f"{model}.checkpoint")
+
+
+def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:
+    """Decode all images of the shipment to the model's size."""
+    shipment = growth.shipment
+
+    def tell(done: int, total: int) -> None:
+        if watch is not None:
+            watch("decoding images", done, total, "")
+
+    folder = ImageFolder(shipment.folder, size=growth.size, files=shipment.files, skip_damaged=skip_damaged, watch=tell)
+    return folder.read()
+
+
+def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
+    """Learn the decoded images as a task, measure it on those held out, and put the new model in place of the old."""
+    began = time.monotonic()
+    learner, names = growth.learner, growth.names
+    train, held = _split(growth.shipment, read, names, share)
+    learner.watch = None if watch is None else lambda at: _tell(at, learner, watch)
+    checkpoint = checkpoint_of(growth.model)
+    before = _proofs(learner)
+    new = Task(list(names.values()), train=train, val=held if held[1] else None)
+    usual = learner.views
+    if len(new.classes) == 1:  # then its turns are what there is to tell apart
+        learner.views = Rotations()
+    subnetwork = learner.learn(new, checkpoint=checkpoint)
+    learner.views = usual
+    task = len(learner.network.subnetworks) - 1
+    if _proofs(learner)[:task] != before:
+        raise RuntimeError("an earlier task would change, so the model is left as it was; please report this")
+    counts = Counter(train[1] + held[1])
+    subnetwork.notes.update(
+        {
+            "day": datetime.date.today().isoformat(),
+            "folder": growth.shipment.folder.resolve().name,
+            "shipment": growth.shipment.digest,
+            "images": counts.total(),
+            "classes": {name: counts[name] for name in names.values()},
+            "skipped": len(read.skipped),
+            "held out": len(held[1]),
+            "accuracy": _accuracy(learner, task, *held),
+            "usual output": usual_outputs(learner, task, *held) if held[1] else {},
+            "seconds": round(time.monotonic() - began, 1),
+            "cps": cps.__version__,
+            "proof": {"answers": learner.fingerprint(task).outputs, "on": machine(learner)},
+        }
+    )
+    learner.save(growth.model)
+    checkpoint.unlink(missing_ok=True)
+    return Learned(task, subnetwork.notes)
+
+
+def known_classes(growth: Growth, read: FolderImages) -> list[str]:
+    """Return a warning for each new class that looks like a known one."""
+    return lookalikes(growth.learner, read.images, [growth.names[label] for label in read.labels])
+
+
+def machine(learner: Learner) -> str:
+    """Return the hardware and software that answers depend on to the bit, in words."""
+    device = learner.network.device
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
+    return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def _proofs(learner: Learner) -> list[str]:
+    return [learner.network.digest(task) for task in range(len(learner.network.subnetworks))]
+
+
+def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:
+    """Return the class of each folder; a known name is refused, or counted up."""
+    known = {str(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
+    names = {}
+    for name in shipment.counts:
+        if name in known and not as_version:
+            raise ValueError(
+                f"class '{name}' was learned already, in task {known[name] + 1}; give its folder another name, or add "
+                f"--as-version to learn it as '{_version(name, {*known})}'"
+            )
+        names[name] = _version(name, {*known, *names.values()}) if name in known else name
+    if len(set(names.values())) != len(names):
+        raise ValueError(f"two folders of '{shipment.folder}' would become one class; rename one of them")
+    return names
+
+
+def _version(name: str, known: set[str]) -> str:
+    number = 2
+    while f"{name} ({number})" in known:
+        number += 1
+    return f"{name} ({number})"
+
+
+Part = tuple[Tensor, list[str]]  # images and the class of each
+
+
+def _split(shipment: Shipment, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
+    """Return the images to learn from, and those held out."""
+    held = {str(shipment.files[index].relative_to(shipment.folder)) for index in shipment.held_out(share)}
+    parts = []
+    for wanted in (False, True):
+        places = [index for index, path in enumerate(read.paths) if (path in held) == wanted]
+        images = read.images[torch.tensor(places, dtype=torch.long)]
+        parts.append((images, [names[read.labels[index]] for index in places]))
+    return parts[0], parts[1]
+
+
+def _accuracy(learner: Learner, task: int, images: Tensor, labels: list[str]) -> dict[str, float] | None:
+    """Return the share of held-out images that are right, with the task known and with it to be found among all."""
+    if not labels:
+        return None
+
+    def right(found: list[Any]) -> float:
+        return round(sum(a == b for a, b in zip(found, labels, strict=True)) / len(labels), 4)
+
+    return {
+        "task known": right(learner.predict(images, task=task).classes),
+        "task found": right(learner.predict(images).classes),
+    }
+
+
+def _tell(at: Progress, learner: Learner, watch: Watch) -> None:
+    train, retrain = learner.train.epochs, learner.retrain.epochs
+    before = 0 if at.phase == 0 else train + (at.phase - 1) * retrain
+    phase = "training" if at.phase == 0 else f"retraining, round {at.phase} of {at.phases - 1}"
+    watch(phase, before + at.epoch, train + (at.phases - 1) * retrain, f"loss {at.loss:.4f}")

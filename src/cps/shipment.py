@@ -1,0 +1,135 @@
+"""A shipment: a folder of images of new classes, looked at before anything is learned from it."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cps.folders import FORMATS, ImageError, decode_image, list_images
+
+FEW = 20  # images of a class, below which a warning is due
+ENOUGH = 5  # images of a class, from which some can be held out
+SAMPLE = 200  # images that are looked at closely
+GREY = 4  # levels by which the channels of a grey image may differ; JPEG rounds
+THUMBNAIL = 32  # pixels
+
+Watch = Callable[[str, int, int, str], None]  # what is done, how much of it, of how much, and a note
+
+
+class Sample(NamedTuple):
+    """What some of the images look like: the middle short side, whether all are grey, mean and deviation by channel."""
+
+    side: int
+    is_grey: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """The images of a folder by class, the digest of each file, and what a sample of them looks like."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    digests: tuple[str, ...]
+    sample: Sample
+
+    @property
+    def labels(self) -> list[str]:
+        """The class of each image: the name of its folder."""
+        return [path.parent.name for path in self.files]
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """How many images each class has, classes sorted."""
+        return dict(sorted(Counter(self.labels).items()))
+
+    @property
+    def digest(self) -> str:
+        """One digest of all images and their classes, whatever the files are called."""
+        lines = sorted(f"{label} {digest}" for label, digest in zip(self.labels, self.digests, strict=True))
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+    def held_out(self, share: float) -> set[int]:
+        """Return the images to hold out: about that share of each class that has enough, by the order of digests.
+
+        Copies of one image have one digest, so they are held out together, and the accuracy on them stays honest.
+        """
+        chosen: set[int] = set()
+        for _, members in groupby(range(len(self.files)), lambda index: self.files[index].parent.name):
+            places = list(members)
+            wanted = max(1, round(share * len(places))) if len(places) >= ENOUGH and share > 0 else 0
+            different = sorted({self.digests[place] for place in places})
+            held = set(different[: min(wanted, len(different) - 1)])
+            chosen.update(place for place in places if self.digests[place] in held)
+        return chosen
+
+    def warnings(self) -> list[str]:
+        """Return what the user should know: classes of few images, and images that lie in two classes."""
+        few = {name: number for name, number in self.counts.items() if number < FEW}
+        found = [f"class '{name}' has only {number} image(s); {FEW} or more are better" for name, number in few.items()]
+        return found + list(self._twins())
+
+    def _twins(self) -> Iterator[str]:
+        """Yield a warning for each pair of classes that share an image, byte for byte."""
+        homes: dict[str, dict[str, Path]] = {}
+        for path, digest in zip(self.files, self.digests, strict=True):
+            homes.setdefault(digest, {}).setdefault(path.parent.name, path)
+        pairs: dict[tuple[str, str], list[Path]] = {}
+        for places in homes.values():
+            first, *others = sorted(places)
+            for other in others:
+                pairs.setdefault((first, other), []).append(places[other])
+        for (first, other), paths in sorted(pairs.items()):
+            yield (
+                f"classes '{first}' and '{other}' share {len(paths)} identical image(s), such as "
+                f"'{paths[0].relative_to(self.folder)}'; an image should be in one class"
+            )
+
+
+def look(folder: str | Path, *, workers: int = 8, watch: Watch | None = None) -> Shipment:
+    """Look at a folder of images: list and digest all of them, and look closely at some."""
+    files = list_images(folder)
+    digests = []
+    with ThreadPoolExecutor(workers) as pool:
+        for digest in pool.map(_digest, files):
+            digests.append(digest)
+            if watch is not None:
+                watch("looking at images", len(digests), len(files), "")
+        seen = [one for one in pool.map(_glance, files[:: -(-len(files) // SAMPLE)]) if one is not None]
+    if not seen:
+        raise ImageError(f"none of the images looked at in '{folder}' can be read; the first is '{files[0]}'")
+    pixels = np.stack([thumbnail for _, thumbnail in seen]) / 255  # (images, 3, height, width)
+    grey = sum(bool(np.ptp(thumbnail.astype(int), axis=0).max() <= GREY) for _, thumbnail in seen)
+    mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
+    sample = Sample(int(median(side for side, _ in seen)), grey == len(seen), _rounded(mean), _rounded(std))
+    return Shipment(Path(folder), tuple(files), tuple(digests), sample)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _glance(path: Path) -> tuple[int, np.ndarray] | None:
+    """Return the short side of an image and a thumbnail; None for one that cannot be read, which decoding will name."""
+    try:
+        with Image.open(path, formats=FORMATS) as opened:
+            side = min(opened.size)
+        return side, decode_image(path, THUMBNAIL)
+    except Exception:  # decoders raise whatever they like
+        return None
+
+
+def _rounded(values: np.ndarray) -> tuple[float, float, float]:
+    red, green, blue = (round(float(value), 3) for value in values)
+    return red, green, blue

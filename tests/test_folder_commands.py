@@ -1,0 +1,322 @@
+"""The commands of those who keep and use a model, from the first folder to predictions, with every mistake."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import cps
+from conftest import make_task, write_shipment
+from cps import storage
+from cps.cli import app
+from cps.growing import checkpoint_of
+from cps.lock import locked
+from cps.masks import share_on
+
+CPU = ["--accelerator", "cpu"]
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return done
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    """Return a folder with two shipments learned into parts.cps, an inbox, and what learning showed."""
+    root = tmp_path_factory.mktemp("parts")
+    write_shipment(root / "january", ["bolt", "nut"], images=20)
+    write_shipment(root / "february", ["gear", "spring"], images=20)
+    write_shipment(root / "inbox", ["bolt", "spring"], images=5, seed=5)
+    shown = [run("learn", root / "january", "--model", root / "parts.cps", "--epochs", 8, *CPU)]
+    shown.append(run("learn", root / "february", "--model", root / "parts.cps", *CPU))
+    return root, [done.output for done in shown]
+
+
+@pytest.fixture
+def model(parts, tmp_path):
+    return Path(shutil.copy(parts[0] / "parts.cps", tmp_path / "parts.cps"))
+
+
+def test_learning_shows_what_was_chosen_and_what_came_out(parts):
+    first, second = parts[1]
+    for word in ("8 x 8", "small", "8 + 2 x 4", "asked for", "shift+flip", "32-true", "an estimate", "about"):
+        assert word in first, word
+    assert "Learned task 1: bolt, nut from 40 images" in first
+    assert "as the model has it" in second
+    assert "All tasks from before are unchanged" in second
+    assert "with the task known" in second
+
+
+def test_learning_again_does_nothing(parts, model):
+    before = model.read_bytes()
+    assert "learned before, as task 1" in run("learn", parts[0] / "january", "--model", model, *CPU).output
+    assert model.read_bytes() == before
+
+
+def test_every_kind_of_warning_is_shown(parts, model, tmp_path):
+    folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=6)
+    shutil.copy(folder / "pin" / "0.png", folder / "washer" / "same.png")
+    (folder / "pin" / "broken.png").write_bytes(b"broken")
+    refused = run("learn", folder, "--model", model, *CPU, code=1).output
+    assert "pin/broken.png" in refused.replace("\n", "")
+    done = run("learn", folder, "--model", model, "--skip-damaged", "--epochs", 1, *CPU).output.replace("\n", " ")
+    assert "class 'washer' has only 7 image(s)" in done
+    assert "share 1 identical image(s)" in done
+    assert "skipped: " in done
+    assert cps.load(model).network.subnetworks[2].notes["images"] == 13
+
+
+def test_images_get_their_classes_as_a_table_as_json_and_as_csv(parts):
+    root = parts[0]
+    table = run("predict", root / "inbox", "--model", root / "parts.cps", *CPU)
+    assert "confidence" in table.stdout
+    lines = run(
+        "predict", root / "inbox", "--model", root / "parts.cps", "--json", "--group-by-folder", "--reject", 0, *CPU
+    ).stdout
+    rows = [json.loads(line) for line in lines.splitlines()]
+    assert [set(row) for row in rows] == [{"path", "class", "task", "confidence", "unknown", "error"}] * 10
+    assert [row["class"] for row in rows] == ["bolt"] * 5 + ["spring"] * 5
+    assert [row["task"] for row in rows] == [1] * 5 + [2] * 5
+    text = run(
+        "predict", root / "inbox", "--model", root / "parts.cps", "--csv", "--group", 5, "--reject", 0, *CPU
+    ).stdout
+    read = list(csv.DictReader(io.StringIO(text)))
+    assert [row["class"] for row in read] == ["bolt"] * 5 + ["spring"] * 5
+    assert float(read[0]["confidence"]) > 0.5
+
+
+def test_an_image_like_none_that_was_learned_is_unknown(parts, tmp_path):
+    for index in range(5):
+        Image.new("RGB", (16, 16), (9 * index, 0, 0)).save(tmp_path / f"{index}.png")
+    model = parts[0] / "parts.cps"
+    rows = [
+        json.loads(line)
+        for line in run("predict", tmp_path, "--model", model, "--json", "--reject", 0.2, *CPU).stdout.splitlines()
+    ]
+    assert [(row["class"], row["unknown"]) for row in rows] == [(None, True)] * 5
+    assert "unknown" in run("predict", tmp_path, "--model", model, "--reject", 0.2, *CPU).stdout
+    assert "unknown" not in run("predict", tmp_path, "--model", model, "--reject", 0, *CPU).stdout
+
+
+def test_an_image_that_cannot_be_read_ends_with_three_and_the_others_are_predicted(parts, tmp_path):
+    box = shutil.copytree(parts[0] / "inbox", tmp_path / "box")
+    (box / "bolt" / "0.png").write_bytes(b"broken")
+    done = run("predict", box, "--model", parts[0] / "parts.cps", "--json", "--reject", 0, *CPU, code=3)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row["class"] is None for row in rows] == [True] + [False] * 9
+    assert "bolt/0.png" in rows[0]["error"]
+    assert "1 image(s) could not be read" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "give images or --watch"),
+        (["a.png", "--json", "--csv"], 2, "at most one of"),
+        (["a.png", "--group", "0"], 2, "--group"),
+        (["nothing.png"], 1, "no file or folder 'nothing.png'"),
+        (["--watch", "nowhere"], 1, "nowhere"),
+    ],
+)
+def test_wrong_commands_end_with_two_and_errors_with_one(parts, arguments, code, message):
+    assert message in run("predict", *arguments, "--model", parts[0] / "parts.cps", *CPU, code=code).output
+
+
+def test_inspect_tells_the_history(parts):
+    model = parts[0] / "parts.cps"
+    shown = run("inspect", model).output
+    for word in ("bolt", "backbone small", "tasks 2, classes 4", "fullest"):
+        assert word in shown, word
+    found = json.loads(run("inspect", model, "--json").stdout)
+    learner = cps.load(model)
+    for index, task in enumerate(found["tasks"]):
+        assert task["task"] == index + 1
+        assert task["density"] == pytest.approx(learner.network.density(index))
+        assert task["fingerprint"] == learner.network.digest(index)
+        assert task["notes"] == learner.network.subnetworks[index].notes
+    assert found["free"] == pytest.approx(1 - share_on(learner.network.taken, learner.network.weights))
+    assert found["bytes"] == model.stat().st_size
+
+
+def test_verify_says_what_was_checked(parts):
+    checks = json.loads(run("verify", parts[0] / "parts.cps", "--json").stdout)
+    with safe_open(parts[0] / "parts.cps", framework="pt") as file:
+        tensors = len(list(file.keys()))
+    assert [(check["number"], check["result"]) for check in checks] == [
+        (1, "holds"), (tensors, "hold"), (2, "hold"), (2, "hold"), (2, "as when they were learned"),
+    ]  # fmt: skip
+    assert "is as it was written" in run("verify", parts[0] / "parts.cps").output
+
+
+def rewritten(model, change):
+    """Change a model file's header or tensors and give it correct digests, as a forger would."""
+    with safe_open(model, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata = dict(file.metadata())
+    header = json.loads(metadata["header"])
+    change(header, tensors, metadata)
+    header["digests"] = {name: storage.digest({name: value}) for name, value in tensors.items()}
+    text = json.dumps(header)
+    save_file(tensors, model, {**metadata, "header": text, "digest": storage._sha(text)})
+
+
+def tamper(model):
+    rewritten(model, lambda header, tensors, metadata: tensors["task/0/head/bias"].add_(1))
+
+
+def renew(model):
+    rewritten(model, lambda header, tensors, metadata: metadata.update(version="7"))
+
+
+def flip(model):
+    content = bytearray(model.read_bytes())
+    content[-5] ^= 1
+    model.write_bytes(content)
+
+
+def cut(model):
+    model.write_bytes(model.read_bytes()[:-1000])
+
+
+DAMAGE = {flip: "is not what was written", cut: "damaged", renew: "update cps", tamper: "sealed"}
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("command", ["learn", "predict", "inspect", "verify", "forget"])
+def test_a_model_that_is_not_what_was_learned_is_refused_by_every_command(parts, model, command, damage):
+    folder = parts[0] / "january"
+    damage(model)
+    before = model.read_bytes()
+    arguments = {
+        "learn": [folder, "--model", model, *CPU],
+        "predict": [folder, "--model", model, *CPU],
+        "inspect": [model],
+        "verify": [model],
+        "forget": [model, "--task", 1],
+    }[command]
+    if (command, damage) == ("inspect", tamper):
+        run(command, *arguments)  # it reads without checking fingerprints; `verify` is for that
+        return
+    assert DAMAGE[damage] in run(command, *arguments, code=1).output.replace("\n", " ")
+    assert model.read_bytes() == before
+    assert [path.name for path in model.parent.iterdir()] == ["parts.cps"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("taken/layers.0.weight", torch.zeros(12)),
+        ("taken/layers.0.weight", torch.zeros(3, dtype=torch.uint8)),
+        ("weight/layers.0.weight", torch.zeros(())),
+    ],
+)
+def test_tensors_of_a_wrong_form_are_refused_by_inspect(model, name, value):
+    rewritten(model, lambda header, tensors, metadata: tensors.update({name: value}))
+    assert "is missing or has a wrong form" in run("inspect", model, code=1).output.replace("\n", " ")
+
+
+def test_answers_that_differ_from_when_they_were_learned_are_found(model):
+    def forge(header, tensors, metadata):
+        header["notes"][1]["proof"]["answers"] = "0" * 64
+
+    rewritten(model, forge)
+    assert "task 2 gives other answers" in run("verify", model, code=1).output.replace("\n", " ")
+
+
+def test_answers_of_another_computer_are_not_compared(model):
+    def move(header, tensors, metadata):
+        header["notes"][1]["proof"]["on"] = "torch 1.0, abacus"
+        header["notes"][0] = {}
+
+    rewritten(model, move)
+    checks = json.loads(run("verify", model, "--json").stdout)
+    assert checks[-1]["number"] == 2
+    assert "not compared: learned on a computer that was not noted; torch 1.0, abacus" in checks[-1]["result"]
+
+
+def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
+    before = cps.load(model).fingerprint(1)
+    checkpoint_of(model).write_bytes(b"of an interrupted shipment")
+    shown = run("forget", model, "--task", 1).output
+    assert "Forgot task 1 (bolt, nut)" in shown
+    assert "Task 2 is now 1." in shown
+    assert b"bolt" not in model.read_bytes()
+    assert b"january" not in model.read_bytes()
+    assert [path.name for path in model.parent.iterdir()] == ["parts.cps"]
+    assert cps.load(model).fingerprint(0) == before
+    run("verify", model)
+    assert "no task 2; the model has 1" in run("forget", model, "--task", 2, code=1).output
+    run("forget", model, "--task", 1)
+    assert "tasks 0" in run("inspect", model).output
+    assert "no task left" in run("predict", model.parent, "--model", model, *CPU, code=1).output.replace("\n", " ")
+
+
+def test_an_empty_model_learns_again(parts, model):
+    run("forget", model, "--task", 2)
+    run("forget", model, "--task", 1)
+    run("learn", parts[0] / "january", "--model", model, "--epochs", 1, *CPU)
+    assert cps.load(model).network.subnetworks[0].classes == ("bolt", "nut")
+
+
+def test_two_at_once_are_one_too_many(parts, model):
+    with locked(model):
+        for arguments in (["learn", parts[0] / "january", "--model", model, *CPU], ["forget", model, "--task", 1]):
+            assert "another program is changing" in run(*arguments, code=1).output.replace("\n", " ")
+
+
+def test_a_model_of_a_backbone_of_ones_own_is_shown_and_checked_as_far_as_possible(make_learner, tmp_path):
+    learner = make_learner()
+    learner.learn(make_task(0)).notes.update({"accuracy": 0.9, "day": ["any"], "usual output": "much"})
+    learner.save(tmp_path / "own.cps")
+    assert "backbone of your own" in run("inspect", tmp_path / "own.cps").output
+    checks = json.loads(run("verify", tmp_path / "own.cps", "--json").stdout)
+    assert "not checked" in checks[-1]["result"]
+    for command in (
+        ["forget", tmp_path / "own.cps", "--task", 1],
+        ["predict", "x.png", "--model", tmp_path / "own.cps"],
+    ):
+        assert "backbone of your own" in run(*command, code=1).output.replace("\n", " ")
+
+
+def test_names_with_markup_are_shown_as_they_are_and_none_reaches_the_terminal(tmp_path):
+    folder = write_shipment(tmp_path / "march", ["[red]bolt", "\x1b[31mnut"], images=5)
+    run("learn", folder, "--model", tmp_path / "m.cps", "--epochs", 1, *CPU)
+    assert "[red]bolt" in run("inspect", tmp_path / "m.cps").output.replace("\n", "")
+    assert "[red]" in run("predict", folder, "--model", tmp_path / "m.cps", "--group-by-folder", *CPU).output
+    assert "\x1b[31m" not in run("inspect", tmp_path / "m.cps").output
+
+
+def test_watching_prints_a_line_for_each_arrival_and_ctrl_c_ends_it(parts, tmp_path):
+    (tmp_path / "box").mkdir()
+    command = [sys.executable, "-m", "cps", "predict", "--model", parts[0] / "parts.cps", "--watch", tmp_path / "box"]
+    watcher = subprocess.Popen(
+        [*command, "--json", *CPU], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    for line in watcher.stderr:
+        if "watching" in line:
+            break
+    time.sleep(0.1)
+    shutil.copy(parts[0] / "inbox" / "bolt" / "0.png", tmp_path / "box" / "new.png")
+    assert json.loads(watcher.stdout.readline())["path"].endswith("new.png")
+    watcher.send_signal(signal.SIGINT)
+    _, stderr = watcher.communicate(timeout=30)
+    assert watcher.returncode == 0, stderr
+    assert "stopped" in stderr
+    assert "Traceback" not in stderr

@@ -1,0 +1,149 @@
+"""The inbox: files, folders and patterns; groups; images that arrive, half written ones too."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+import cps
+from conftest import write_shipment
+from cps import inbox
+from cps.folders import read_folder
+
+
+@pytest.fixture(scope="module")
+def learner(tmp_path_factory):
+    """Return a learner of two tasks of two classes, from folders."""
+    root = tmp_path_factory.mktemp("shipments")
+    training = cps.Training(6, cps.Adam(3e-3), batch_size=8)
+    learner = cps.Learner(
+        cps.Builtin("small"), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu")
+    )
+    for classes in (["bolt", "nut"], ["gear", "spring"]):
+        read = read_folder(write_shipment(root / classes[0], classes), size=8)
+        learner.learn(cps.Task(read.classes, train=(read.images, read.labels)))
+    return learner
+
+
+@pytest.fixture
+def box(tmp_path):
+    return write_shipment(tmp_path / "box", ["bolt", "gear"], images=6, seed=9)
+
+
+def test_files_folders_and_patterns_are_found_once_and_in_order(box, monkeypatch):
+    monkeypatch.chdir(box)
+    (box / "bolt" / ".hidden.png").touch()
+    (box / "bolt" / "notes.txt").touch()
+    found = inbox.find_images(["gear/0.png", "bolt", "*/[01].png"])
+    assert [str(path) for path in found] == ["gear/0.png", *(f"bolt/{index}.png" for index in range(6)), "gear/1.png"]
+    (box / "with[brackets].png").touch()
+    assert inbox.find_images(["with[brackets].png"]) == [inbox.Path("with[brackets].png")]
+    with pytest.raises(FileNotFoundError, match=r"'\*.jpg'"):
+        inbox.find_images(["*.jpg"])
+    (box / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="no image in 'empty'"):
+        inbox.find_images(["empty"])
+
+
+def test_images_one_by_one_get_the_answers_of_the_learner(learner, box):
+    files = inbox.find_images([box])
+    found = list(inbox.answers(learner, inbox.by_number(files, 1), 8))
+    expected = learner.predict(read_folder(box, size=8).images)
+    assert [answer.path for answer in found] == files
+    assert [answer.label for answer in found] == expected.classes
+    assert [answer.task for answer in found] == expected.tasks.tolist()
+
+
+def test_the_images_of_a_group_share_a_task_and_damaged_ones_only_drop_out(learner, box, monkeypatch):
+    monkeypatch.setattr(inbox, "TOGETHER", 4)  # several batches
+    (box / "bolt" / "2.png").write_bytes(b"broken")
+    files = inbox.find_images([box])
+    for groups in (list(inbox.by_folder(files)), list(inbox.by_number(files, 6))):
+        assert [len(group) for group in groups] == [6, 6]
+        found = list(inbox.answers(learner, groups, 8))
+        assert [answer.path for answer in found] == files
+        assert [bool(answer.error) for answer in found] == [index == 2 for index in range(12)]
+        assert "bolt/2.png" in found[2].error
+        for own in (found[:6], found[6:]):
+            assert len({answer.task for answer in own if not answer.error}) == 1
+        images = read_folder(box, size=8, skip_damaged=True).images[:5]
+        expected = learner.predict(images, group_size=5)
+        assert [answer.label for answer in found[:6] if not answer.error] == expected.classes
+
+
+def test_a_group_of_less_than_one_is_refused():
+    with pytest.raises(ValueError, match="one image or more"):
+        list(inbox.by_number([], 0))
+
+
+def test_a_group_that_cannot_be_read_at_all_is_all_errors(learner, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"")
+    found = list(inbox.answers(learner, [[tmp_path / "a.png"]], 8))
+    assert found[0].task is None
+    assert found[0].error
+
+
+def test_new_images_are_predicted_when_they_are_whole(learner, box, tmp_path, monkeypatch):
+    """One is there before, one is written in two halves, one is damaged for good, one is replaced later."""
+    monkeypatch.setattr(inbox, "PATIENCE", 0.3)
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    content = {name: (box / name / "0.png").read_bytes() for name in ("bolt", "gear")}
+    (folder / "before.png").write_bytes(content["bolt"])
+    done = threading.Event()
+    seen = []
+
+    def run():
+        for answer in inbox.watch(learner, folder, 8, interval=0.02, until=done.is_set):
+            seen.append(answer)
+
+    def wait_for(number):
+        end = time.monotonic() + 20
+        while len(seen) < number and time.monotonic() < end:
+            time.sleep(0.01)
+
+    watcher = threading.Thread(target=run)
+    watcher.start()
+    time.sleep(0.1)
+    half = len(content["gear"]) // 2
+    with (folder / "slow.png").open("wb") as file:
+        file.write(content["gear"][:half])
+        file.flush()
+        time.sleep(0.15)  # several looks at half a file
+        assert seen == []
+        file.write(content["gear"][half:])
+    wait_for(1)
+    (folder / "broken.png").write_bytes(b"broken")
+    wait_for(2)
+    (folder / "broken.png").write_bytes(content["bolt"])
+    wait_for(3)
+    done.set()
+    watcher.join()
+    assert [answer.path.name for answer in seen] == ["slow.png", "broken.png", "broken.png"]
+    assert [bool(answer.error) for answer in seen] == [False, True, False]
+
+
+def test_what_arrives_before_the_first_answer_is_asked_for_is_new_too(learner, box, tmp_path):
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    coming = inbox.watch(learner, folder, 8, interval=0.01)
+    (folder / "new.png").write_bytes((box / "bolt" / "0.png").read_bytes())
+    assert next(coming).path.name == "new.png"
+
+
+def test_a_folder_that_is_not_there_cannot_be_watched(learner, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        inbox.watch(learner, tmp_path / "nowhere", 8)
+
+
+def test_reading_many_images_keeps_few_in_memory(learner, box, monkeypatch):
+    """Only two batches are decoded ahead of what was asked for."""
+    decoded = []
+    monkeypatch.setattr(inbox, "TOGETHER", 2)
+    real = inbox.decode_image
+    monkeypatch.setattr(inbox, "decode_image", lambda path, size: decoded.append(path) or real(path, size))
+    coming = inbox.answers(learner, inbox.by_number(inbox.find_images([box]), 1), 8, workers=1)
+    next(coming)
+    assert len(decoded) <= 4
+    assert torch.tensor([answer.task for answer in coming]).numel() == 11
