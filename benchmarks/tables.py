@@ -52,6 +52,31 @@ def paper_table(make: Callable[[list[dict[str, Any]]], tuple[list[str], list[lis
     return "\n".join([_markdown(*make(runs)), "", f"Mean and standard deviation over class orders; {devices}."])
 
 
+def model_files_table() -> str:
+    """Return what came of the fuzzed model files."""
+    run = read("fuzz-model-files")
+    head = ["kind", *next(iter(run["counts"].values()))]
+    rows = [[kind, *(f"{number:,}" for number in counts.values())] for kind, counts in run["counts"].items()]
+    note = f"{run['cases']:,} cases in {run['minutes']:.0f} minutes, {run['mebibytes']:.0f} MiB of memory at most; "
+    note += f"{run['device']}, torch {run['versions']['torch']}."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
+def load_table() -> str:
+    """Return how a server does under load."""
+    run = read("serving-cpu")
+    head = ["clients", "images in a second", "median ms", "95% within ms", "answered", "told to come back"]
+    names = ("answered", "told_to_come_back")
+    rows = [
+        [str(row["clients"]), f"{row['per_second']:.0f}", f"{row['median_ms']:.0f}", f"{row['p95_ms']:.0f}"]
+        + [f"{row[name]:,}" for name in names]
+        for row in run["rows"]
+    ]
+    note = f"{run['model']}; {run['seconds']:.0f} seconds each; server and clients on one machine: "
+    note += f"{run['device']}, torch {run['versions']['torch']}."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
@@ -72,6 +97,7 @@ TABLES = {
         "metrics": partial(paper_table, metrics_table),
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
+    "docs/reliability.md": {"model-files": model_files_table, "load": load_table},
 }
 
 

@@ -19,9 +19,9 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal lock progress",
+        "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal lock progress gate replies",
         "settings augmentation data backbones padding pixels folders convolution views",
-        "draft scenario subnetwork activity crowd feed presentation shipment",
+        "draft scenario subnetwork activity crowd feed presentation shipment uploads",
         "extraction engine probe sources",
         "miniatures",
         "network",
@@ -29,10 +29,10 @@ LAYERS = [
         "prediction observation cascade checklist comparison",
         "stream",
         "learner",
-        "loading evaluation baselines recipes pictures proposal estimate resemblance inbox",
-        "report growing",
-        "bench inspection",
-        "cli_bench cli_model cli_predict",
+        "loading evaluation baselines recipes pictures proposal estimate resemblance inbox exporting",
+        "report growing hosting",
+        "bench inspection serving",
+        "cli_bench cli_model cli_predict cli_export cli_serve",
         "cli",
         "__main__",
     )

@@ -48,7 +48,7 @@ class Cascade:
     ) -> Statistics:
         """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
         components = _components(_evened(evidence[-1].features), self.size)
-        seen = _seen(evidence, [*(kept["components"] for kept in earlier), components])  # (images, numbers)
+        seen = _seen(list(evidence), [*(kept["components"] for kept in earlier), components])  # (images, numbers)
         images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
         means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
         apart = seen - means[labels]
@@ -62,18 +62,41 @@ class Cascade:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
-        seen = _seen(evidence, [kept["components"] for kept in statistics])
+        return mean_by_group(self.alone(list(evidence), self.ready(statistics)), groups)
+
+    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
+        means = [kept["means"] for kept in statistics]
         covariances = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
-        rejected = seen.new_zeros(len(seen))  # the logarithm of the probability of having come so far
+        stages = []
+        for stage, kept in enumerate(statistics):
+            numbers = means[stage].shape[1]  # those of the subnetworks up to this stage
+            centres = torch.cat([values[:, :numbers] for values in means[stage:]])  # (classes, numbers)
+            spread = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]]).mean(dim=0)
+            ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-12)
+            weights = torch.linalg.solve(spread + ridge * torch.eye(numbers, device=spread.device), centres.T)
+            offsets = -(centres.T * weights).sum(dim=0) / 2
+            discriminant = {"weights": weights / self.temperature, "offsets": offsets / self.temperature}
+            stages.append({"components": kept["components"], "level": kept["level"], **discriminant})
+        return stages
+
+    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
+        """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
+        seen = _seen(evidence, [stage["components"] for stage in ready])  # (images, numbers)
+        rejected = torch.zeros_like(seen[:, 0])  # the logarithm of the probability of having come so far
         scores = []
-        for stage, (outputs, kept) in enumerate(zip(evidence, statistics, strict=True)):
-            odds = self._odds(stage, seen, [later["means"] for later in statistics[stage:]], covariances[stage:])
-            mean, deviation = kept["level"]
-            own = self.own * (outputs.logits.amax(dim=1) - mean) / deviation
+        for outputs, stage in zip(evidence, ready, strict=True):
+            own = self.own * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
             share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
+            likely = seen[:, : len(stage["weights"])] @ stage["weights"] + stage["offsets"]  # (images, classes)
+            classes = outputs.logits.shape[1]
+            if likely.shape[1] == classes:  # no later task is left
+                scores.append(rejected + own + share)
+                continue
+            odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
             scores.append(rejected + F.logsigmoid(odds) + own + share)
             rejected = rejected + F.logsigmoid(-odds)
-        return mean_by_group(torch.stack(scores, dim=1), groups)
+        return torch.stack(scores, dim=1)
 
     def without(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return what is kept about the other tasks without any number about a task that is to be forgotten."""
@@ -88,23 +111,10 @@ class Cascade:
                 left.append({**kept, "means": kept["means"][:, stay], "covariance": _packed(covariance)})
         return left
 
-    def _odds(self, stage: int, seen: Tensor, means: list[Tensor], covariances: list[Tensor]) -> Tensor:
-        """Return the log-odds of each image for the task of a stage against all later ones; the last has no doubt."""
-        if len(means) == 1:
-            return seen.new_full((len(seen),), torch.inf)
-        numbers = means[0].shape[1]  # those of the subnetworks up to this stage
-        centres = torch.cat([values[:, :numbers] for values in means])  # (classes, numbers)
-        spread = torch.stack([values[:numbers, :numbers] for values in covariances]).mean(dim=0)
-        ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-12)
-        weights = torch.linalg.solve(spread + ridge * torch.eye(numbers, device=seen.device), centres.T)
-        likely = seen[:, :numbers] @ weights - (centres.T * weights).sum(dim=0) / 2  # (images, classes)
-        mine, others = (likely / self.temperature).split([len(means[0]), len(centres) - len(means[0])], dim=1)
-        return mine.logsumexp(dim=1) - others.logsumexp(dim=1)
 
-
-def _seen(evidence: Evidence, components: Sequence[Tensor]) -> Tensor:
+def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
     """Return the components of the features of each subnetwork, side by side."""
-    parts: list[tuple[Outputs, Tensor]] = list(zip(evidence, components, strict=True))
+    parts = zip(evidence, components, strict=True)
     return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import cps
-from cps import cli_bench, cli_model, cli_predict
+from cps import cli_bench, cli_export, cli_model, cli_predict, cli_serve
 from cps.terminal import console, in_plain_words
 
 app = typer.Typer(
@@ -30,8 +30,10 @@ def _options(
 for command in (
     cli_model.learn,
     cli_predict.predict,
+    cli_serve.serve,
     cli_model.inspect,
     cli_model.verify,
+    cli_export.export,
     cli_model.forget,
     cli_bench.bench,
     cli_bench.report,

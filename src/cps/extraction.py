@@ -17,10 +17,11 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.devices import full_precision
+from cps.evidence import Outputs
 from cps.partition import set_tensors
 from cps.pixels import Normalize
 from cps.subnetwork import Subnetwork
-from cps.views import class_logits
+from cps.views import class_logits, mean_of
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ class Standalone(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits, shape (N, classes)."""
-        pixels = self.normalize(images)
-        return class_logits([self.backbone(look(pixels)) for look in self.looks], self.looks, **self._head())
+        return self.outputs(images).logits
 
-    def _head(self) -> dict[str, Tensor]:
-        return {"weight": self.head.weight, "bias": self.head.bias}
+    def outputs(self, images: Tensor) -> Outputs:
+        """Return features and logits, averaged over all looks."""
+        pixels = self.normalize(images)
+        seen = [self.backbone(look(pixels)) for look in self.looks]
+        return Outputs(mean_of(seen), class_logits(seen, self.looks, self.head.weight, self.head.bias))
 
 
 def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

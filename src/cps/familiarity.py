@@ -5,6 +5,7 @@ from torch import Tensor
 
 from cps.evidence import Evidence
 from cps.network import SharedNetwork
+from cps.storage import FileError
 
 NAME = "familiarity"  # its place among the statistics of a subnetwork
 STEPS = 1000  # in which shares of images are counted
@@ -19,6 +20,14 @@ def familiar_outputs(logits: Tensor) -> dict[str, Tensor]:
     shares = torch.linspace(0, 1, STEPS + 1, device=logits.device)
     doubt = largest.std(correction=0) / len(largest) ** 0.5
     return {"quantiles": torch.quantile(largest, shares) - doubt}
+
+
+def check_familiarity(network: SharedNetwork, path: object) -> None:
+    """Refuse a file whose figures have a wrong form."""
+    for task, subnetwork in enumerate(network.subnetworks):
+        kept = subnetwork.statistics.get(NAME)
+        if kept is not None and (set(kept) != {"quantiles"} or kept["quantiles"].shape != (STEPS + 1,)):
+            raise FileError(f"'{path}' has damaged statistics of task {task}: how familiar its images look")
 
 
 def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:

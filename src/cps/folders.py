@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -172,7 +172,7 @@ def list_images(folder: str | Path) -> list[Path]:
     return files
 
 
-def decode_image(path: Path, size: int, margin: float = 0.0) -> np.ndarray:
+def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.ndarray:
     """Return an image as bytes of shape (3, size, size); raise `ImageError` for one that cannot be read."""
     scaled = round(size * (1 + margin))
     try:

@@ -1,18 +1,25 @@
 """Loading: a learner from its model file."""
 
+import copy
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cps.backbones import Builtin
 from cps.evidence import Evidence, Outputs
+from cps.familiarity import check_familiarity
 from cps.learner import SETTINGS, Learner
 from cps.modelfile import fill, read_model
+from cps.network import SharedNetwork
+from cps.pixels import Normalize
 from cps.plain import unknown_in
 from cps.selection import Selector, select
+from cps.settings import Training
 from cps.storage import FileError
+from cps.views import check_turns, class_logits
 
 
 def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -> Learner:
@@ -31,25 +38,81 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
         lost = unknown_in(value)
         if lost:
             raise ValueError(f"'{path}' was learned with {name} {lost[0]}; pass {name}=... to load it")
-    try:
-        learner = Learner(builtin if backbone is None else backbone, **found, **settings)
-    except TypeError as error:
-        raise FileError(f"'{path}' has damaged settings: {error}") from error
+    _check_settings(found, path)
+    learner = Learner(builtin if backbone is None else backbone, **found, **settings)
     learner.network.to(torch.device("cpu"))
     fill(learner.network, path, header, tensors)
+    _check_shapes(learner.network, path)
     learner.network.to(learner.fabric.device)
+    check_familiarity(learner.network, path)
     for selector in learner.selectors:
         if all(selector.name in subnetwork.statistics for subnetwork in learner.network.subnetworks):
             _check_statistics(learner, selector, path)
     return learner
 
 
+def _check_settings(found: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse settings of another kind than the learner's, which would fail much later, or not at all."""
+    for name, value in found.items():
+        if not FORMS[name](value):
+            raise FileError(f"'{path}' has damaged settings: {name} cannot be {str(value)[:80]!r}")
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _are_selectors(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(callable(one) and hasattr(one, "observe") for one in value)
+
+
+FORMS: dict[str, Callable[[Any], bool]] = {  # what each setting of a file may be; None where the learner has a default
+    "pruner": lambda value: value is None or callable(value),
+    "rounds": _is_count,
+    "train": lambda value: value is None or isinstance(value, Training),
+    "retrain": lambda value: value is None or isinstance(value, Training),
+    "selectors": _are_selectors,
+    "augment": lambda value: value is None or callable(value),
+    "normalize": lambda value: value is None or isinstance(value, Normalize),
+    "views": lambda value: value is None or (callable(value) and hasattr(value, "turns")),
+    "prune_images": lambda value: _is_count(value) and value > 0,
+    "seed": _is_count,
+}
+
+
+def _check_shapes(network: SharedNetwork, path: str | Path) -> None:
+    """Show the backbone a blank image of the file's shape: one that it cannot look at is found now."""
+    if not network.subnetworks:
+        return
+    shape = network.input_shape or ()
+    try:
+        check_turns(shape, max(subnetwork.turns for subnetwork in network.subnetworks))
+        features = _features_of_a_blank(network, shape)
+    except Exception as error:  # whatever a module's forward does
+        raise FileError(f"'{path}' does not fit this backbone, which cannot look at images {shape}: {error}") from error
+    widths = {subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks}
+    if features.ndim != 2 or widths != {features.shape[1]}:
+        raise FileError(f"'{path}' does not fit this backbone: its heads read {sorted(widths)} features")
+
+
+@torch.no_grad()
+def _features_of_a_blank(network: SharedNetwork, shape: tuple[int, ...]) -> Tensor:
+    """Return features on the meta device, where shapes cost nothing, or real ones where a module cannot do that."""
+    twin = copy.deepcopy(network.backbone).eval()
+    try:
+        return twin.to("meta")(network.prepare(torch.zeros(1, *shape, device="meta")))
+    except Exception:
+        return network.whole_outputs([torch.zeros(1, *shape)], 0).features
+
+
 def _check_statistics(learner: Learner, selector: Selector, path: str | Path) -> None:
     """Let a selector score two blank images: numbers of a wrong form are found now, not when it matters."""
 
     def blank(task: int) -> Outputs:
-        weight, bias = learner.network.subnetworks[task].head.values()
-        return Outputs(weight.new_zeros(2, weight.shape[1]), bias.expand(2, -1))
+        subnetwork = learner.network.subnetworks[task]
+        features = subnetwork.head["weight"].new_zeros(2, subnetwork.head["weight"].shape[1])
+        looks = subnetwork.looks
+        return Outputs(features, class_logits([features] * len(looks), looks, **subnetwork.head))
 
     evidence = Evidence(lambda tasks: [blank(task) for task in tasks], len(learner.network.subnetworks))
     groups = torch.arange(2, device=learner.network.device)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.evidence import Evidence
+from cps.evidence import Evidence, Outputs
 from cps.plain import setting
 from cps.subnetwork import Subnetwork
 
@@ -65,6 +65,14 @@ class MaxOutput:
         """Return the mean largest logit of each group and task."""
         return torch.stack([mean_by_group(outputs.logits.amax(1), groups) for outputs in evidence], dim=1)
 
+    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the numbers that `alone` needs: those that are kept."""
+        return list(statistics)
+
+    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
+        """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
+        return torch.stack([outputs.logits.amax(1) for outputs in evidence], dim=1)
+
 
 @setting
 @dataclass(frozen=True)
@@ -105,6 +113,16 @@ class ImportanceSignature:
             change = mean_by_group(outputs.features, groups) - known["mean"]  # (groups, features)
             scores.append(-(change * known["strength"]).norm(p=self.norm, dim=1))
         return torch.stack(scores, dim=1)
+
+    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the numbers that `alone` needs: those that are kept."""
+        return list(statistics)
+
+    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
+        """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
+        pairs = zip(evidence, ready, strict=True)
+        changes = [(outputs.features - known["mean"]) * known["strength"] for outputs, known in pairs]
+        return torch.stack([-change.norm(p=self.norm, dim=1) for change in changes], dim=1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+"""The command of whoever takes a model elsewhere: `cps export` writes ONNX and state dicts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from cps.terminal import console
+
+if TYPE_CHECKING:
+    from cps.exporting import Export, GraphSelector
+    from cps.learner import Learner
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="The model file.")],
+    to: Annotated[Path, typer.Option(help="The file to write: .onnx, or .safetensors for one task.")],
+    task: Annotated[int | None, typer.Option(min=1, help="Which task, from 1.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All tasks, and the selection, as one graph.")] = False,
+    selector: Annotated[str | None, typer.Option(help="The selector of that graph. Else the model's first.")] = None,
+) -> None:
+    """Write one task, or all, as a file that needs no cps: ONNX, or a plain state dict."""
+    if (task is None) != everything:
+        raise ValueError("say which task with --task, or --all for all of them in one graph")
+    from cps.devices import make_fabric
+    from cps.exporting import export_all, export_task
+    from cps.loading import load
+
+    learner = load(model, fabric=make_fabric(accelerator="cpu"))
+    if task is None:
+        done = export_all(learner, to, selector=_selector(learner, selector))
+        what = f"all {len(learner.network.subnetworks)} tasks"
+    else:
+        known = len(learner.network.subnetworks)
+        if task > known:
+            raise ValueError(f"there is no task {task}: '{model}' has {known}")
+        done = export_task(learner, task - 1, to)
+        what = f"task {task} ({', '.join(map(str, learner.network.subnetworks[task - 1].classes))})"
+    _show(done, what)
+
+
+def _selector(learner: "Learner", name: str | None) -> "GraphSelector | None":
+    """Return the selector of that name, if one was asked for; `export_all` refuses what a graph cannot hold."""
+    if name is None:
+        return None
+    known = {selector.name: selector for selector in learner.selectors}
+    if name not in known:
+        raise ValueError(f"the model keeps nothing for a selector '{name}'; there are: {', '.join(known)}")
+    return known[name]  # pyright: ignore[reportReturnType]
+
+
+def _show(done: "Export", what: str) -> None:
+    console.print(f"Wrote [bold]{escape(str(done.path))}[/bold]: {escape(what)}", soft_wrap=True)
+    console.print(
+        f"{done.bytes / 1024:,.0f} KiB, {done.parameters:,} parameters, "
+        f"{done.operations / 1e6:,.1f} million operations for one image",
+        highlight=False,
+    )
+    if done.difference is not None:
+        console.print(f"onnxruntime and torch differ by {done.difference:.1e} at most", highlight=False)
+    elif done.path.suffix == ".onnx":
+        console.print("not checked: pip install onnxruntime to have the graph compared with torch", highlight=False)

@@ -1,0 +1,168 @@
+"""Serving: a model behind HTTP, with a page for people and JSON for programs."""
+
+import asyncio
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from importlib.resources import files
+from typing import Annotated, Any, TypeVar
+
+import torch
+import uvicorn
+from fastapi import FastAPI, File, Form, Request, UploadFile
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+import cps
+from cps.gate import Gate, Refused
+from cps.hosting import Host, Hosted
+from cps.replies import ErrorReply, HealthReply, ModelReply, PredictReply
+from cps.uploads import Upload, pixels_of
+
+Result = TypeVar("Result")
+
+DECODERS = 2  # images decoded at the same time, each of which may take memory
+LOOK_AGAIN = 1.0  # seconds between two looks at the model file
+WAITING = 256  # connections beyond which new ones are turned away
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply, "description": text}
+    for status, text in {
+        400: "Not a form, or an empty image.",
+        408: "The images did not arrive in time.",
+        413: "Too many bytes, pixels or images.",
+        415: "Not an image that can be read.",
+        422: "A field is missing or has a wrong form.",
+        503: "Too many requests at work; try again after as many seconds as Retry-After says.",
+    }.items()
+}
+
+
+def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
+    """Return the server as an ASGI application; `hosts` are the names it answers to, None is any."""
+    workers = ThreadPoolExecutor(DECODERS, "cps-serve")
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(_keep_fresh(host))
+        yield
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+        workers.shutdown(cancel_futures=True)
+
+    app = FastAPI(
+        title="cps", version=cps.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
+        description="Predicts the class of images with one network that learned task after task.",
+    )  # fmt: skip
+    gate = Gate(app, host.limits, hosts)
+    _add_errors(app)
+    _add_page(app)
+    _add_information(app, host, gate)
+
+    @app.post("/predict", responses=ERRORS)
+    async def predict(
+        images: Annotated[list[UploadFile], File(description="One or more image files.")],
+        group: Annotated[bool, Form(description="Whether all images belong together, that is, share a task.")] = False,
+    ) -> PredictReply:
+        """Return the class and task of each image, and what every subnetwork says about it."""
+        limits, model = host.limits, host.model
+        if len(images) > limits.images:
+            raise Refused(413, f"{len(images)} images are more than the {limits.images} of one request; send fewer")
+        uploads = [Upload(image.filename or "", await image.read()) for image in images]
+        work = partial(_answer, host, model, uploads, group=group)
+        return await _in_time(workers, work, limits.seconds)
+
+    return gate
+
+
+def make_server(app: Gate) -> uvicorn.Server:
+    """Return the server that runs the application; `run(sockets=[...])` starts it."""
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=5, ws="none",
+        limit_concurrency=WAITING, timeout_graceful_shutdown=5,
+    )  # fmt: skip
+    return uvicorn.Server(settings)
+
+
+def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool) -> PredictReply:
+    pixels = torch.stack([pixels_of(upload, model.size, host.limits) for upload in uploads])
+    replies = host.predict(model, pixels, [str(upload) for upload in uploads], group=group)
+    return PredictReply(images=replies, group=group, selector=model.learner.selectors[0].name)
+
+
+async def _in_time(workers: ThreadPoolExecutor, work: Callable[[], Result], seconds: float) -> Result:
+    """Run work away from the event loop, and give up waiting for it after so many seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(workers, work)
+    except TimeoutError:
+        raise Refused(503, f"no answer within {seconds:g} seconds; send fewer images, or try again soon") from None
+
+
+async def _keep_fresh(host: Host) -> None:
+    """Look at the model file now and then, for as long as the server runs."""
+    while True:
+        await asyncio.sleep(LOOK_AGAIN)
+        await asyncio.to_thread(host.refresh)
+
+
+def _add_information(app: FastAPI, host: Host, gate: Gate) -> None:
+    @app.get("/model", response_model=ModelReply)
+    async def model() -> Response:
+        """Return the tasks, classes, capacity, image size and fingerprints of the model."""
+        return Response(host.model.about, media_type="application/json")
+
+    @app.get("/health")
+    async def health() -> HealthReply:
+        """Say whether the server answers with the model that is on the disk."""
+        return HealthReply(
+            status="ok" if host.problem is None else "old model",
+            file=host.path.name,
+            loaded=host.model.loaded.isoformat(timespec="milliseconds"),
+            problem=host.problem,
+            at_work=gate.at_work,
+        )
+
+
+def _add_page(app: FastAPI) -> None:
+    """Serve the page for people, whose only script and style are those in it."""
+    page = (files("cps") / "page.html").read_text(encoding="utf-8")
+    hashes = {tag: _hash(re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)[0]) for tag in ("script", "style")}
+    policy = (
+        f"default-src 'none'; script-src '{hashes['script']}'; style-src '{hashes['style']}'; img-src blob: data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+    @app.get("/", include_in_schema=False)
+    async def show() -> HTMLResponse:
+        return HTMLResponse(page, headers={"content-security-policy": policy})
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _add_errors(app: FastAPI) -> None:
+    """Say every error in one sentence, in the same form."""
+
+    @app.exception_handler(Refused)
+    async def refuse(_: Request, error: Refused) -> JSONResponse:
+        headers = {"retry-after": "1"} if error.status == 503 else {}
+        return JSONResponse({"error": str(error)}, error.status, headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(_: Request, error: RequestValidationError) -> JSONResponse:
+        fields = {str(problem["loc"][-1]) for problem in error.errors()}
+        images = "expected one or more image files as 'images' in a multipart form"
+        sentence = "expected true or false as 'group'" if fields == {"group"} else images
+        return JSONResponse({"error": sentence}, 422)
+
+    @app.exception_handler(HTTPException)
+    async def tell(_: Request, error: HTTPException) -> JSONResponse:
+        known = {404: "there is nothing here; see /, /predict, /model, /health", 405: "that is not how to ask here"}
+        return JSONResponse({"error": known.get(error.status_code, error.detail)}, error.status_code, error.headers)
