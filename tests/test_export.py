@@ -83,7 +83,7 @@ def test_a_graph_says_what_it_is(learner, whole_graph, images):
     assert json.loads(about["image"]) == {
         "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1",
     }  # fmt: skip
-    assert about["selector"] == "MaxOutput"
+    assert about["selector"] == "Cascade"
 
 
 def test_the_command_says_size_cost_and_how_far_onnxruntime_is_from_torch(whole_graph):
@@ -92,17 +92,19 @@ def test_the_command_says_size_cost_and_how_far_onnxruntime_is_from_torch(whole_
         assert what in whole_graph[1]
 
 
-@pytest.mark.parametrize("selector", [cps.MaxOutput(), cps.ImportanceSignature(), cps.ImportanceSignature(norm=1)])
+@pytest.mark.parametrize(
+    "selector", [cps.MaxOutput(), cps.ImportanceSignature(), cps.ImportanceSignature(norm=1), cps.Cascade()]
+)
 def test_a_selector_scores_single_images_alike_inside_and_outside_a_graph(learner, images, selector):
     evidence = learner.evidence(images)
-    statistics = [
-        selector.observe(subnetwork, [evidence[task]], torch.zeros(0))
-        for task, subnetwork in enumerate(learner.network.subnetworks)
-    ]
-    apart = torch.arange(len(images))
-    torch.testing.assert_close(selector.alone(list(evidence), statistics), selector(evidence, statistics, apart))
+    statistics = []
+    for task, subnetwork in enumerate(learner.network.subnetworks):
+        labels = torch.arange(len(images)) % len(subnetwork.classes)
+        statistics.append(selector.observe(subnetwork, evidence.until(task + 1), labels, statistics))
+    alone = selector.alone(list(evidence), selector.ready(statistics))
+    torch.testing.assert_close(alone, selector(evidence, statistics, torch.arange(len(images))))
     together = selector(evidence, statistics, torch.zeros(len(images), dtype=torch.long))
-    assert not torch.allclose(selector.alone(list(evidence), statistics)[:1], together)  # the negative control
+    assert not torch.allclose(alone[:1], together)  # the negative control
 
 
 def test_all_tasks_in_one_module_select_by_numbers_that_the_model_keeps(learner, images):
@@ -164,7 +166,7 @@ def test_a_selector_that_was_not_there_when_a_task_was_learned_is_refused(learne
         (["--task", "4", "--to", "x.onnx"], "there is no task 4"),
         (["--task", "1", "--to", "x.pt"], "ends in .onnx"),
         (["--all", "--to", "x.safetensors"], "ends in .onnx"),
-        (["--all", "--selector", "Oracle", "--to", "x.onnx"], "there are: MaxOutput, ImportanceSignature"),
+        (["--all", "--selector", "Oracle", "--to", "x.onnx"], "there are: Cascade, MaxOutput, ImportanceSignature"),
     ],
 )
 def test_mistakes_are_said_in_one_line_and_nothing_is_written(model, arguments, message, tmp_path, monkeypatch):

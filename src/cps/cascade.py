@@ -94,8 +94,8 @@ class Cascade:
                 scores.append(rejected + own + share)
                 continue
             odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
-            scores.append(rejected + F.logsigmoid(odds) + own + share)
-            rejected = rejected + F.logsigmoid(-odds)
+            scores.append(rejected + _log_sigmoid(odds) + own + share)
+            rejected = rejected + _log_sigmoid(-odds)
         return torch.stack(scores, dim=1)
 
     def without(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
@@ -116,6 +116,11 @@ def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
     """Return the components of the features of each subnetwork, side by side."""
     parts = zip(evidence, components, strict=True)
     return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
+
+
+def _log_sigmoid(odds: Tensor) -> Tensor:
+    """Return what torch's own gives, in operations that stay finite in an exported graph too."""
+    return odds.clamp(max=0) - (1 + (-odds.abs()).exp()).log()
 
 
 def _evened(features: Tensor) -> Tensor:

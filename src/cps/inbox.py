@@ -128,6 +128,8 @@ def _watch(
         ready = [[path] for path, state in still.items() if handled.get(path) != state]
         for answer in answers(learner, ready, size, reject=reject):
             state = still[answer.path]
+            if _state(answer.path) != state:
+                continue  # it changed while it was looked at, so what was seen may be a part
             if not answer.error or time.time() - state.changed > PATIENCE:
                 handled[answer.path] = state
                 yield answer
