@@ -153,3 +153,16 @@ def test_a_cascade_without_a_task_is_one_that_never_saw_it():
     for kept, wanted in zip(selector.without(whole, gone), never, strict=True):
         assert {name: value.shape for name, value in kept.items()} == {n: v.shape for n, v in wanted.items()}
         torch.testing.assert_close(kept, wanted)
+
+
+def test_the_cascade_notices_when_its_numbers_are_others():
+    subnetworks, evidence = world()
+    selector = cps.Cascade()
+    statistics = observed(selector, subnetworks, evidence)
+    seen, _ = evidence(0, TASKS, 30)
+    first = selector(seen, statistics, torch.arange(30))
+    assert torch.equal(selector(seen, statistics, torch.arange(30)), first)
+    changed = [{**statistics[0], "means": statistics[0]["means"] + 1}, *statistics[1:]]
+    assert not torch.allclose(selector(seen, changed, torch.arange(30)), first)
+    assert not torch.allclose(cps.Cascade(temperature=1.0)(seen, statistics, torch.arange(30)), first)
+    assert torch.equal(selector(seen, statistics, torch.arange(30)), first)

@@ -132,7 +132,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_result_to_the_bit(tmp
             [*BENCH, "--out", tmp_path / "killed"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
         try:
-            run.wait(timeout=3.5 + draws.random() * 2.5 if kills < 4 else None)
+            run.wait(timeout=3.5 + draws.random() * 2.5 if kills < 2 else None)
         except subprocess.TimeoutExpired:
             run.send_signal(signal.SIGKILL)
             kills += 1

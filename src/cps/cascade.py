@@ -6,17 +6,22 @@ and one covariance, of the features in all subnetworks so far. From these a line
 the classes of its task from those of all later tasks.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from cps.evidence import Evidence, Outputs
 from cps.plain import setting
 from cps.selection import Statistics, mean_by_group
 from cps.subnetwork import Subnetwork
+
+_READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the last task's means and the settings
 
 
 @setting
@@ -62,7 +67,20 @@ class Cascade:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
-        return mean_by_group(self.alone(list(evidence), self.ready(statistics)), groups)
+        return mean_by_group(self.alone(list(evidence), self._kept_ready(statistics)), groups)
+
+    def _kept_ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return what `ready` does, computed once for as long as the same numbers are at hand."""
+        means = [kept["means"] for kept in statistics]
+        known = _READY.setdefault(means[-1], {})
+        found = known.get(self)
+        if (
+            found is None
+            or len(found[0]) != len(means)
+            or any(a() is not b for a, b in zip(found[0], means, strict=True))
+        ):
+            found = known[self] = [weakref.ref(value) for value in means], self.ready(statistics)
+        return found[1]
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
