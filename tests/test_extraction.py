@@ -11,19 +11,30 @@ from test_any_module import BACKBONES
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
 
 
-@pytest.fixture
-def small_and_whole(make_learner):
-    """Return a ResNet that has learned two tasks, and images."""
+def small_resnet():
+    return cps.resnet18(2, (8, 12, 16, 24))
+
+
+@pytest.fixture(scope="module")
+def model(fabric, tmp_path_factory):
+    """Return the file of a ResNet that has learned two tasks."""
     torch.manual_seed(0)
     training = cps.Training(6, cps.Adam(1e-2, weight_decay=5e-3), batch_size=16)
-    learner = make_learner(
-        cps.resnet18(2, (8, 12, 16, 24)), pruner=cps.NNrelief(0.7), rounds=3, train=training, retrain=training,
+    learner = cps.Learner(
+        small_resnet(), pruner=cps.NNrelief(0.7), rounds=3, train=training, retrain=training, fabric=fabric,
         normalize=cps.Normalize((0.1, 0.2), (1.5, 2.0)),
     )  # fmt: skip
-    tasks = [make_task(10 * index, shape=(2, 8, 8)) for index in range(2)]
-    for task in tasks:
-        learner.learn(task)
-    return learner, tasks[0].test[0]
+    for first in (0, 10):
+        learner.learn(make_task(first, shape=(2, 8, 8)))
+    path = tmp_path_factory.mktemp("model") / "model.cps"
+    learner.save(path)
+    return path
+
+
+@pytest.fixture
+def small_and_whole(model, fabric):
+    """Return a learner of that model, and images."""
+    return cps.load(model, small_resnet(), fabric=fabric), make_task(0, shape=(2, 8, 8)).test[0]
 
 
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
