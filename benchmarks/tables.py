@@ -116,6 +116,7 @@ def main() -> None:
     for page in TABLES:
         (ROOT / page).write_text(renewed(page))
     accuracy_history(read("digits")).savefig(ROOT / "docs" / "digits.png", dpi=110)
+    group_sizes([read("digits")]).savefig(ROOT / "docs" / "one-image.png", dpi=110)
     group_sizes(published_runs("cifar100-10")).savefig(ROOT / "docs" / "cifar100-groups.png", dpi=110)
     accuracy_on_each_task(published_runs("cifar100-20")[0]).savefig(ROOT / "docs" / "cifar100-20.png", dpi=110)
     for name in ("cpu", "h200"):
