@@ -150,7 +150,8 @@ def _plan(module: Standalone) -> dict[str, str]:
     """Return the layers of a subnetwork and the code that joins them, for whoever builds it anew elsewhere."""
     layers = {name: repr(layer) for name, layer in module.named_modules() if next(layer.children(), None) is None}
     code = module.backbone.code if isinstance(module.backbone, fx.GraphModule) else ""
-    return {"format": "pt", "layers": json.dumps(layers), "forward": str(code).strip()}
+    about = {"looks": json.dumps(module.looks), "layers": json.dumps(layers), "forward": str(code).strip()}
+    return {"format": "pt", **about}
 
 
 def _export_onnx(learner: Learner, module: nn.Module, outputs: list[str], about: dict[str, str], path: Path) -> Export:
