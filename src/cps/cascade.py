@@ -21,6 +21,9 @@ from cps.plain import setting
 from cps.selection import Statistics, mean_by_group
 from cps.subnetwork import Subnetwork
 
+HALVED_AT = 4  # tasks before one that has half the numbers of the first
+FEWEST = 4  # numbers of a task
+
 _READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the last task's means and the settings
 
 
@@ -29,9 +32,10 @@ _READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by
 class Cascade:
     """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
 
-    `size` is how many numbers are looked at of each subnetwork's features: their principal components. `shrinkage`
-    steadies the covariance, `temperature` takes certainty from the stages, and `own` weighs the largest output, which
-    is measured against those of the task's own images.
+    `size` is how many numbers are looked at of the first subnetwork's features: their principal components; of later
+    subnetworks it is fewer, so that what is kept about fifty tasks stays small. `shrinkage` steadies the covariance,
+    `temperature` takes certainty from the stages, and `own` weighs the largest output, which is measured against those
+    of the task's own images.
     """
 
     size: int = 32
@@ -52,7 +56,7 @@ class Cascade:
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
         """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
-        components = _components(_evened(evidence[-1].features), self.size)
+        components = _components(_evened(evidence[-1].features), self._size(len(earlier)))
         seen = _seen(list(evidence), [*(kept["components"] for kept in earlier), components])  # (images, numbers)
         images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
         means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
@@ -68,6 +72,10 @@ class Cascade:
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
         return mean_by_group(self.alone(list(evidence), self._kept_ready(statistics)), groups)
+
+    def _size(self, task: int) -> int:
+        """Return the numbers to look at of a task's features: fewer of later ones, which fewer stages see."""
+        return max(min(self.size, FEWEST), HALVED_AT * self.size // (task + HALVED_AT))
 
     def _kept_ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return what `ready` does, computed once for as long as the same numbers are at hand."""
