@@ -93,11 +93,11 @@ def _recipe(name: str) -> "Recipe":
 def _list_recipes() -> None:
     from cps.recipes import RECIPES
 
-    table = Table("recipe", "what it is", "epochs", "pruning")
+    table = Table("recipe", "what it is", "epochs", "pruning", "cost")
     for name, make in RECIPES.items():
         recipe = make()
         epochs = f"{recipe.train.epochs} + {recipe.rounds} x {recipe.retrain.epochs}"
-        table.add_row(name, recipe.about, epochs, str(recipe.pruner))
+        table.add_row(name, recipe.about, epochs, str(recipe.pruner), recipe.cost)
     console.print(table)
 
 

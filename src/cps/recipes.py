@@ -34,7 +34,7 @@ IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment: data, the cut into tasks, backbone and the learner's settings."""
+    """One experiment: data, the cut into tasks, backbone and the learner's settings; `cost` is in words."""
 
     name: str
     about: str
@@ -53,6 +53,7 @@ class Recipe:
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     order: int | None = None
     pretrained: Callable[[nn.Module, Path | None], None] | None = None
+    cost: str = ""
 
     def scenario(
         self, data: Path | None, order: int | None, watch: Callable[[int, int], None] | None = None
@@ -92,6 +93,7 @@ def digits() -> Recipe:
         about="scikit-learn's 8x8 digits in 5 tasks of 2, a small convolutional network; the demo",
         read=read_digits,
         sizes=2,
+        cost="1 min on 2 cores",
         backbone=lambda: SmallConvNet(channels=1, widths=(64, 128, 128)),
         train=Training(20, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
         retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
@@ -108,6 +110,7 @@ def cifar100(tasks: int) -> Recipe:
         about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's settings",
         read=read_cifar100,
         sizes=100 // tasks,
+        cost="3 min on an H200",
         backbone=resnet18_third,
         train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
@@ -125,6 +128,7 @@ def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe
         about=f"ImageNet, {classes} classes in 10 tasks, ResNet-18, {type(optimizer).__name__}; the paper's settings",
         read=read_imagenet100 if classes == 100 else read_image_folders,
         sizes=classes // 10,
+        cost=f"about {classes // 6} min on an H200, and decoding",
         backbone=large_resnet18,
         train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
@@ -144,6 +148,7 @@ def cub200() -> Recipe:
         about="CUB-200-2011 in 4 tasks of 50, ResNet-18 with ImageNet weights; the paper's settings",
         read=read_cub200,
         sizes=50,
+        cost="some min on an H200",
         backbone=large_resnet18,
         pretrained=imagenet_weights,
         train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
@@ -164,6 +169,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         about=f"CIFAR-100 in a task of 50 and 5 of 10, ResNet-32{frozen}; the paper's settings",
         read=read_cifar100,
         sizes=(50, 10, 10, 10, 10, 10),
+        cost="4 min on an H200",
         backbone=resnet32,
         train=Training(160, Adam(1e-3, weight_decay=5e-4), Steps((80, 120), 0.1), batch_size=128),
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
