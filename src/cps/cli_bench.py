@@ -93,12 +93,11 @@ def _recipe(name: str) -> "Recipe":
 def _list_recipes() -> None:
     from cps.recipes import RECIPES
 
-    table = Table("recipe", "what it is", "epochs", "pruning", "cost")
     for name, make in RECIPES.items():
         recipe = make()
-        epochs = f"{recipe.train.epochs} + {recipe.rounds} x {recipe.retrain.epochs}"
-        table.add_row(name, recipe.about, epochs, str(recipe.pruner), recipe.cost)
-    console.print(table)
+        epochs = f"{recipe.train.epochs} + {recipe.rounds} x {recipe.retrain.epochs} epochs"
+        cost = f"; {recipe.cost}" if recipe.cost else ""
+        console.print(f"[bold]{name}[/bold]", f"    {recipe.about}", f"    {epochs}, {recipe.pruner}{cost}", sep="\n")
 
 
 def _numbers(text: str | None) -> list[int] | None:
