@@ -90,7 +90,7 @@ def digits() -> Recipe:
     """Return the demo: scikit-learn's 8x8 digits, five tasks of two, a small convolutional network."""
     return Recipe(
         name="digits",
-        about="scikit-learn's 8x8 digits in 5 tasks of 2, a small convolutional network; the demo",
+        about="scikit-learn's 8x8 digits in 5 tasks of 2, a small network; the demo",
         read=read_digits,
         sizes=2,
         cost="1 min on 2 cores",
