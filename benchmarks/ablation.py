@@ -18,6 +18,7 @@ from cps.bench import describe_device, versions
 from cps.recipes import RECIPES, Recipe
 from cps.scenario import Scenario, split_by_class
 from cps.settings import MakeOptimizer, scaled
+from cps.storage import write_text
 
 Change = Callable[[Recipe], Recipe]
 
@@ -76,10 +77,11 @@ def main() -> None:
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
-        key = f"{arguments.recipe}, order {arguments.order}, epochs x {arguments.epochs_scale:g}: {variant}"
+        how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
+        key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
         if key not in done:
             done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant))
-            arguments.out.write_text(compact(done))
+            write_text(arguments.out, compact(done))
             print(key, json.dumps(done[key]["class_il"]), f"{done[key]['minutes']:.1f} min", flush=True)
 
 

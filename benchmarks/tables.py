@@ -42,7 +42,7 @@ def published_runs(*recipes: str) -> list[dict[str, Any]]:
     """Return the published runs of some recipes, or of all of the paper's, by recipe and order."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
     runs = [run for run in found if run.get("recipe") in (recipes or PAPER)]
-    return sorted(runs, key=lambda run: (PAPER.index(run["recipe"]), str(run["order"])))
+    return sorted(runs, key=lambda run: ((recipes or PAPER).index(run["recipe"]), str(run["order"])))
 
 
 def paper_table(make: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]], *recipes: str) -> str:

@@ -1,5 +1,7 @@
 """One image is enough: the cascade, streams, and images that were never learned."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ import cps
 from conftest import make_task
 from cps.evidence import Evidence, Outputs
 from cps.selection import select
+from cps.stream import RATES, Stream
 from cps.subnetwork import Subnetwork
 
 TASKS, CLASSES, FEATURES = 4, 3, 12
@@ -128,11 +131,25 @@ def test_a_stream_finds_the_task_of_doubtful_images_by_those_before_them(learner
 
 def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
     stream = learner.stream(selector=cps.MaxOutput())
+    before = learner.network.subnetworks
+    learner.network.subnetworks = before[:2]
     stream.predict(make_task(0).test[0])
-    grown = cps.stream.Stream(learner.network, cps.MaxOutput(), learner.evidence)
-    grown._posterior = torch.full((7, 2), 0.5 / 7, dtype=torch.float64)  # as of two tasks
-    grown.predict(make_task(0).test[0])
-    assert grown.tasks.shape == (3,)
+    assert stream.tasks.shape == (2,)
+    learner.network.subnetworks = before
+    stream.predict(make_task(0).test[0])
+    assert stream.tasks.shape == (3,)
+
+
+def test_a_stream_that_was_calm_for_long_still_notices_changes():
+    stream = Stream(SimpleNamespace(), cps.MaxOutput(), None)
+    stream._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
+    stream._tasks = torch.full((len(RATES), 3), 1 / 3, dtype=torch.float64)
+    said = torch.full((3, 3), 0.15, dtype=torch.float64).fill_diagonal_(0.7).log()
+    for _ in range(20_000):
+        stream._follow(said[0])
+    for task in (1, 2) * 20:  # a change with each image
+        found = stream._follow(said[task])
+    assert found == 2
 
 
 def test_a_cascade_without_a_task_is_one_that_never_saw_it():
@@ -166,3 +183,49 @@ def test_the_cascade_notices_when_its_numbers_are_others():
     assert not torch.allclose(selector(seen, changed, torch.arange(30)), first)
     assert not torch.allclose(cps.Cascade(temperature=1.0)(seen, statistics, torch.arange(30)), first)
     assert torch.equal(selector(seen, statistics, torch.arange(30)), first)
+
+
+def test_tasks_learned_in_other_views_answer_together(make_learner):
+    learner = make_learner(views=cps.Upright(mirrors=True))
+    for first, views in ((0, cps.Upright(mirrors=True)), (10, cps.Rotations()), (20, cps.Upright())):
+        learner.views = views
+        learner.learn(make_task(first))
+    miniatures = {task: learner.extract(task).backbone for task in range(3)}
+    learner.network._miniatures._members = dict(miniatures)  # whether they pay or not
+    images = make_task(0).test[0]
+    for task, outputs in enumerate(learner.network.outputs([images], range(3))):
+        torch.testing.assert_close(
+            outputs.logits, learner.network.whole_outputs([images], task).logits, rtol=1e-3, atol=1e-3
+        )
+
+
+def test_a_cascade_for_tasks_that_it_has_not_seen_is_refused_before_training(make_learner):
+    learner = make_learner(selectors=(cps.MaxOutput(),))
+    learner.learn(make_task(0))
+    learner.selectors = (cps.Cascade(),)
+    with pytest.raises(ValueError, match="from the first task on"):
+        learner.learn(make_task(10))
+
+
+def test_numbers_of_selectors_that_are_not_at_hand_go_with_a_forgotten_task(make_learner):
+    learner = make_learner()
+    for first in (0, 10):
+        learner.learn(make_task(first))
+    learner.selectors = (cps.MaxOutput(),)
+    learner.forget(0)
+    assert set(learner.network.subnetworks[0].statistics) == {"MaxOutput", "familiarity"}
+
+
+def test_images_held_out_are_looked_at_before_training(make_learner):
+    task = make_task(0)
+    learner = make_learner(watch=lambda at: pytest.fail("it has begun to train"))
+    with pytest.raises(ValueError, match="is not one of the task's classes"):
+        learner.learn(cps.Task(task.classes, train=task.train, val=(task.test[0][:2], [0, 7])))
+
+
+def test_a_covariance_of_a_wrong_size_is_refused_before_memory_is_taken():
+    subnetworks, evidence = world()
+    statistics = observed(cps.Cascade(), subnetworks, evidence)
+    hostile = [{**statistics[0], "means": torch.zeros(2, 500_000)}, *statistics[1:]]
+    with pytest.raises(ValueError, match="entries, got"):
+        cps.Cascade()(evidence(0, TASKS, 3)[0], hostile, torch.arange(3))

@@ -56,17 +56,19 @@ class Cascade:
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
         """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
-        components = _components(_evened(evidence[-1].features), self._size(len(earlier)))
-        seen = _seen(list(evidence), [*(kept["components"] for kept in earlier), components])  # (images, numbers)
+        every = list(evidence)  # together, so that images are read once
+        components = _components(_evened(every[-1].features), self._size(len(earlier)))
+        seen = _seen(every, [*(kept["components"] for kept in earlier), components])  # (images, numbers)
         images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
         means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
         apart = seen - means[labels]
-        largest = evidence[-1].logits.amax(dim=1)
+        largest = every[-1].logits.amax(dim=1)
+        deviation = largest.std(correction=0).clamp(min=1e-3).maximum(largest.mean().abs() / 10)  # of few images, too
         return {
             "components": components,
             "means": means,
             "covariance": _packed(apart.T @ apart / len(seen)),
-            "level": torch.stack([largest.mean(), largest.std(correction=0).clamp(min=1e-6)]),
+            "level": torch.stack([largest.mean(), deviation]),
         }
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
@@ -99,7 +101,7 @@ class Cascade:
             numbers = means[stage].shape[1]  # those of the subnetworks up to this stage
             centres = torch.cat([values[:, :numbers] for values in means[stage:]])  # (classes, numbers)
             spread = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]]).mean(dim=0)
-            ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-12)
+            ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-6)
             weights = torch.linalg.solve(spread + ridge * torch.eye(numbers, device=spread.device), centres.T)
             offsets = -(centres.T * weights).sum(dim=0) / 2
             discriminant = {"weights": weights / self.temperature, "offsets": offsets / self.temperature}
@@ -168,6 +170,8 @@ def _packed(matrix: Tensor) -> Tensor:
 
 
 def _unpacked(values: Tensor, size: int) -> Tensor:
+    if values.shape != (size * (size + 1) // 2,):
+        raise ValueError(f"a covariance of {size} numbers has {size * (size + 1) // 2} entries, got {values.numel()}")
     matrix = values.new_zeros(size, size)
     rows, columns = torch.triu_indices(size, size, device=values.device).unbind()
     matrix[rows, columns] = values

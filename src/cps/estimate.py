@@ -34,7 +34,7 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
     with torch.no_grad():
         held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
     with seeded(learner.network.device, 0):
-        model = Classifier(backbone, nn.Linear(features, classes, device=learner.network.device))
+        model = Classifier(backbone, nn.Linear(features, classes * learner.views.turns, device=learner.network.device))
     ends: list[float] = []
 
     def note_time(epoch: Epoch) -> None:
@@ -45,7 +45,7 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         TensorExamples(noise, torch.arange(len(noise)) % classes),
         replace(learner.train, epochs=2, batch_size=batch_size),
         seed=(0,),
-        show=Presentation(learner.network.prepare, learner.augment),
+        show=Presentation(learner.network.prepare, learner.augment, learner.views),
         after_epoch=note_time,
     )
     each = (ends[1] - ends[0]) / len(noise)

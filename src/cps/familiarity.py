@@ -1,11 +1,15 @@
 """Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
 
+import logging
+
 import torch
 from torch import Tensor
 
 from cps.evidence import Evidence
 from cps.network import SharedNetwork
 from cps.storage import FileError
+
+log = logging.getLogger(__name__)
 
 NAME = "familiarity"  # its place among the statistics of a subnetwork
 STEPS = 1000  # in which shares of images are counted
@@ -43,7 +47,8 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
     for task in tasks.unique().tolist():
         kept = network.subnetworks[task].statistics.get(NAME)
         if kept is None:
-            raise ValueError(f"nothing was kept about how familiar images of task {task} look; learn it with this cps")
+            log.warning("task %d was learned before cps noted how familiar images look; none is unknown to it", task)
+            continue
         mine = tasks == task
         known[mine] = evidence[task].logits[mine].amax(dim=1) >= kept["quantiles"][round(reject * STEPS)]
     return known

@@ -63,3 +63,4 @@ class Feed:
     def forget(self) -> None:
         """Keep no image."""
         self._images.zero_()
+        self._targets.zero_()

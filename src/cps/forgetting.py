@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.backbones import Builtin
+from cps.familiarity import NAME as FAMILIARITY
 from cps.masks import full_masks, union
 from cps.network import SharedNetwork
 from cps.partition import named_tensors, set_tensors
@@ -21,14 +22,12 @@ from cps.seeds import derived_seed, generator
 def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], selectors: Sequence[Any]) -> None:
     """Drop a subnetwork; every weight that is free then takes its value from `fresh`. Later tasks move down by one.
 
-    A selector whose numbers about other tasks know of this one has a method `without(statistics, task)`.
+    A selector whose numbers about other tasks know of this one has a method `without(statistics, task)`. Numbers of
+    selectors that are not at hand may know of it too, so they go.
     """
     frozen = _frozen(network)
-    kept = {s.name: s.without(network.statistics(s.name), task) for s in selectors if hasattr(s, "without")}
+    _forget_numbers(network, task, {selector.name: selector for selector in selectors})
     del network.subnetworks[task]
-    for name, statistics in kept.items():
-        for subnetwork, known in zip(network.subnetworks, statistics, strict=True):
-            subnetwork.statistics[name] = known
     taken = full_masks(network.weights, on=False)
     for subnetwork in network.subnetworks:
         taken = union(taken, subnetwork.masks)
@@ -61,6 +60,18 @@ def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, 
         bound = weight[0].numel() ** -0.5
         drawn[name] = (2 * torch.rand(weight.shape, generator=draws, dtype=weight.dtype) - 1) * bound
     return drawn
+
+
+def _forget_numbers(network: SharedNetwork, task: int, selectors: Mapping[str, Any]) -> None:
+    others = [subnetwork for index, subnetwork in enumerate(network.subnetworks) if index != task]
+    for name in {name for subnetwork in others for name in subnetwork.statistics} - {FAMILIARITY}:
+        if name not in selectors:
+            for subnetwork in others:
+                subnetwork.statistics.pop(name, None)
+        elif hasattr(selectors[name], "without"):
+            left = selectors[name].without(network.statistics(name), task)
+            for subnetwork, known in zip(others, left, strict=True):
+                subnetwork.statistics[name] = known
 
 
 def _frozen(network: SharedNetwork) -> set[str]:

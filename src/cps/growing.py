@@ -121,10 +121,12 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     before = _proofs(learner)
     new = Task(list(names.values()), train=train, val=held if held[1] else None)
     usual = learner.views
-    if len(new.classes) == 1:  # then its turns are what there is to tell apart
-        learner.views = Rotations()
-    subnetwork = learner.learn(new, checkpoint=checkpoint)
-    learner.views = usual
+    if len(new.classes) == 1 and usual.turns == 1:  # then its turns are what there is to tell apart
+        learner.views = Rotations(mirrors=usual.mirrors)
+    try:
+        subnetwork = learner.learn(new, checkpoint=checkpoint)
+    finally:
+        learner.views = usual
     task = len(learner.network.subnetworks) - 1
     if _proofs(learner)[:task] != before:
         raise RuntimeError("an earlier task would change, so the model is left as it was; please report this")

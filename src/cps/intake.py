@@ -11,7 +11,7 @@ from cps.network import SharedNetwork
 from cps.probe import count_features
 from cps.scenario import Task
 from cps.subnetwork import local_labels
-from cps.views import check_turns
+from cps.views import Look, Views, check_views
 
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
@@ -39,19 +39,22 @@ def training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, wor
     return examples
 
 
-def held_out_examples(task: Task, *, workers: int = 0) -> Examples | None:
-    """Return the task's examples that are held out of training, if there are any."""
+def held_out_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples | None:
+    """Return the task's examples that are held out of training, if there are any; refuse images of another form."""
     if task.val is None:
         return None
-    return as_examples(task.val, partial(local_labels, task.classes), workers=workers)
+    examples = as_examples(task.val, partial(local_labels, task.classes), workers=workers)
+    images, _ = next(examples.batches([torch.arange(1)]))
+    check_shape(tuple(images.shape[1:]), network)
+    return examples
 
 
-def first_look(examples: Examples, network: SharedNetwork, *, turns: int = 1) -> int:
+def first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
     images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
     shape = tuple(images.shape[1:])
     check_shape(shape, network)
-    check_turns(shape, turns)
+    check_views(shape, views.turns, views.mirrors)
     pixels = network.pixels(images)
     features = count_features(network.backbone, network.parts.shared, pixels)
     network.input_shape = network.input_shape or shape
@@ -72,8 +75,11 @@ def check_task(task: int, network: SharedNetwork) -> None:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
 
 
-def some_pixels(examples: Examples, chosen: Tensor, network: SharedNetwork, batch_size: int) -> list[Tensor]:
-    """Return the pixels of chosen examples, in batches: larger ones on a GPU, where images are small."""
+def some_pixels(
+    examples: Examples, chosen: Tensor, network: SharedNetwork, batch_size: int, turns: int
+) -> list[Tensor]:
+    """Return the pixels of chosen examples, a part of them in each turn, in batches: larger ones on a GPU."""
     pixels = math.prod((network.input_shape or ())[1:])
     size = max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
-    return [network.pixels(images) for images, _ in examples.batches(chosen.split(size))]
+    batches = (network.pixels(images) for images, _ in examples.batches(chosen.split(size)))
+    return [torch.cat([Look(turn, False)(p) for turn, p in enumerate(b.chunk(turns))]) for b in batches]

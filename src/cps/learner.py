@@ -22,7 +22,7 @@ from cps.images import as_images
 from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
-from cps.observation import observe_last
+from cps.observation import check_selectors, observe_last
 from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
@@ -88,8 +88,8 @@ class Learner:
         """
         if rounds < 0:
             raise ValueError(f"rounds must not be negative, got {rounds}")
-        if not selectors:
-            raise ValueError("at least one selector is needed to predict")
+        if not selectors or len({selector.name for selector in selectors}) < len(selectors):
+            raise ValueError("at least one selector is needed to predict, and no two of the same name")
         if prune_images < 1:
             raise ValueError(f"pruning looks at one image or more, got prune_images={prune_images}")
         self.pruner: Pruner = pruner or NNrelief()
@@ -118,9 +118,11 @@ class Learner:
         from it; delete it once the learned model is saved.
         """
         with self.network.transaction():
+            check_selectors(self.selectors, self.network)
             with self._seeded(HEAD):
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
-                features = first_look(examples, self.network, turns=self.views.turns)
+                features = first_look(examples, self.network, self.views)
+                held_out = held_out_examples(task, self.network, workers=self.workers)
             draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views)
             saver = self._saver(task, examples, checkpoint)
             examples = examples.to(self.fabric.device)
@@ -137,7 +139,6 @@ class Learner:
                     draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
             with self._seeded(OBSERVE):
-                held_out = held_out_examples(task, workers=self.workers)
                 observe_last(self.network, examples, held_out, self.selectors, self.fabric)
             return subnetwork
 
@@ -155,13 +156,14 @@ class Learner:
         With `group_size` above 1, every so many consecutive images are assumed to share a task. With `reject`,
         images that look like none that were learned get the class None, and so does that share of known ones.
         """
+        images = as_images(images)
         evidence = self.evidence(images)
         if task is not None:
             check_task(task, self.network)
-            tasks = torch.full((len(evidence[task].logits),), task, device=self.network.device)
+            tasks = torch.full((len(images),), task, device=self.network.device)
             return classify(self.network, evidence, tasks, reject=reject)
         selector = selector or self.selectors[0]
-        groups = consecutive_groups(len(evidence[0].logits), group_size, self.network.device)
+        groups = consecutive_groups(len(images), group_size, self.network.device)
         tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
         return classify(self.network, evidence, tasks, reject=reject)
 
@@ -187,6 +189,7 @@ class Learner:
         check_task(task, self.network)
         drawn = fresh_weights(self.network, fresh or self.builtin, *self._key(FORGET))
         forget_task(self.network, task, drawn, self.selectors)
+        self._trainer = Trainer(self.fabric)  # whose engine holds what was trained last
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
@@ -249,4 +252,4 @@ class Learner:
         """Return the pixels of some training images, drawn once for the task."""
         chosen = torch.randperm(len(examples), generator=generator(*self._key(PRUNE)))[: self.prune_images]
         with self._seeded(PRUNE):
-            return some_pixels(examples, chosen, self.network, self.train.batch_size)
+            return some_pixels(examples, chosen, self.network, self.train.batch_size, self.views.turns)

@@ -19,7 +19,7 @@ from cps.plain import unknown_in
 from cps.selection import Selector, select
 from cps.settings import Training
 from cps.storage import FileError
-from cps.views import check_turns, class_logits
+from cps.views import check_views, class_logits
 
 
 def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -> Learner:
@@ -86,7 +86,8 @@ def _check_shapes(network: SharedNetwork, path: str | Path) -> None:
         return
     shape = network.input_shape or ()
     try:
-        check_turns(shape, max(subnetwork.turns for subnetwork in network.subnetworks))
+        for subnetwork in network.subnetworks:
+            check_views(shape, subnetwork.turns, subnetwork.mirrors)
         features = _features_of_a_blank(network, shape)
     except Exception as error:  # whatever a module's forward does
         raise FileError(f"'{path}' does not fit this backbone, which cannot look at images {shape}: {error}") from error

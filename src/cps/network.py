@@ -154,7 +154,8 @@ class SharedNetwork:
         small = tuple(task for task in tasks if self._miniatures.pays(task))
         found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
         if small:
-            looks = max((self.subnetworks[task].looks for task in small), key=len)
+            every = {look for task in small for look in self.subnetworks[task].looks}
+            looks = sorted(every, key=lambda look: (look.is_mirrored, look.turn))  # as each subnetwork has them
             askers = {look: tuple(task for task in small if look in self.subnetworks[task].looks) for look in looks}
             seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and look
             for batch in batches:
@@ -228,7 +229,8 @@ class SharedNetwork:
         subnetwork = self.subnetworks[task]
         masks = {f"mask {name}": mask for name, mask in subnetwork.masks.items()}
         head = {f"head {name}": value for name, value in subnetwork.head.items()}
-        return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes))
+        mirrors = " and mirror images" if subnetwork.mirrors else ""
+        return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes) + mirrors)
 
 
 def _own_memory(backbone: nn.Module) -> None:

@@ -19,6 +19,17 @@ if TYPE_CHECKING:
 ENOUGH = 100  # images held out of training that tell alone how familiar others look
 
 
+def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> None:
+    """Refuse a selector that needs numbers about earlier tasks which were not kept."""
+    for selector in selectors:
+        for index, subnetwork in enumerate(network.subnetworks):
+            if hasattr(selector, "without") and selector.name not in subnetwork.statistics:
+                raise ValueError(
+                    f"{selector.name} has kept no numbers about task {index}; it must be among the learner's selectors "
+                    "from the first task on"
+                )
+
+
 def observe_last(
     network: SharedNetwork,
     examples: Examples,

@@ -75,7 +75,7 @@ class Recipe:
 
     def selecting_by(self, name: str) -> "Recipe":
         """Return the recipe with the selector of that name as the one that predicts."""
-        known = {selector.name: selector for selector in (*self.selectors, *SELECTORS)}
+        known = {selector.name: selector for selector in (*SELECTORS, *self.selectors)}
         if name not in known:
             raise ValueError(f"there is no selector '{name}'; there are: {', '.join(known)}")
         others = tuple(selector for selector in self.selectors if selector.name != name)

@@ -10,43 +10,58 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cps.data import ClassName
 from cps.evidence import Evidence
+from cps.images import as_images
 from cps.network import SharedNetwork
 from cps.prediction import Prediction, classify
 from cps.selection import Selector
 
+RESTLESS = 0.001  # the share in which the rate itself is taken to change
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # at which the task may change, from one image to the next
 
 
 class Stream:
-    """Predicts images in the order they arrive; the posterior over the tasks goes on from call to call."""
+    """Predicts images in the order they arrive; what is known of their task goes on from call to call."""
 
     def __init__(self, network: SharedNetwork, selector: Selector, look: Callable[[Any], Evidence]):
         """`look` returns the evidence of images. The selector's scores count as logarithms of probabilities."""
         self._network, self._selector, self._look = network, selector, look
-        self._posterior = torch.empty(0, 0)  # (rates, tasks)
+        self._learned: list[tuple[ClassName, ...]] = []  # the classes of each task that the numbers are about
+        self._rates = torch.empty(0)  # the probability of each rate of change
+        self._tasks = torch.empty(0, 0)  # that of each task, given the rate
 
     @property
     def tasks(self) -> Tensor:
         """The probability of each task for the last image seen."""
-        return self._posterior.sum(dim=0).float()
+        return (self._rates @ self._tasks).float()
 
     def predict(self, images: Any) -> Prediction:
         """Predict the classes of the next images, each from itself and all before it."""
+        images = as_images(images)
         evidence = self._look(images)
         statistics = self._network.statistics(self._selector.name)
-        each = torch.arange(len(evidence[0].logits), device=self._network.device)
-        scores = self._selector(evidence, statistics, each).double().log_softmax(dim=1).cpu()
+        each = torch.arange(len(images), device=self._network.device)
+        scores = self._selector(evidence, statistics, each).cpu().double().log_softmax(dim=1)
+        self._begin()
         tasks = torch.stack([self._follow(said) for said in scores])
         return classify(self._network, evidence, tasks.to(self._network.device))
 
+    def _begin(self) -> None:
+        """Know nothing, if this is the first call or other tasks have been learned."""
+        learned = [subnetwork.classes for subnetwork in self._network.subnetworks]
+        if learned != self._learned:
+            self._learned = learned
+            self._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
+            self._tasks = torch.full((len(RATES), len(learned)), 1 / len(learned), dtype=torch.float64)
+
     def _follow(self, said: Tensor) -> Tensor:
         """Return the most probable task after an image with these log-probabilities."""
-        tasks = len(said)
-        if self._posterior.shape[1] != tasks:  # the first image, or the learner has learned another task
-            self._posterior = torch.full((len(RATES), tasks), 1 / (len(RATES) * tasks), dtype=torch.float64)
         rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
-        elsewhere = (self._posterior.sum(dim=1, keepdim=True) - self._posterior) / max(1, tasks - 1)
-        self._posterior = ((1 - rates) * self._posterior + rates * elsewhere) * said.exp()
-        self._posterior /= self._posterior.sum()
-        return self._posterior.sum(dim=0).argmax()
+        elsewhere = (1 - self._tasks) / max(1, len(said) - 1)
+        joint = ((1 - rates) * self._tasks + rates * elsewhere) * (said - said.max()).exp()
+        likely = joint.sum(dim=1)  # how well each rate has foreseen the image
+        self._tasks = joint / likely[:, None]
+        self._rates = ((1 - RESTLESS) * self._rates + RESTLESS / len(RATES)) * likely
+        self._rates /= self._rates.sum()
+        return (self._rates @ self._tasks).argmax()

@@ -122,7 +122,11 @@ def mean_of(values: Sequence[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(list(values)).mean(dim=0)
 
 
-def check_turns(shape: tuple[int, ...], turns: int) -> None:
-    """Refuse images that cannot be turned."""
+def check_views(shape: tuple[int, ...], turns: int, mirrors: bool) -> None:
+    """Refuse images that cannot be turned or mirrored."""
+    if turns not in (1, 4):
+        raise ValueError(f"classes are learned in 1 turn or in 4, got {turns}")
     if turns > 1 and (len(shape) != 3 or shape[1] != shape[2]):
         raise ValueError(f"only square images (channels, height, width) can be turned, got {shape}")
+    if mirrors and len(shape) != 3:
+        raise ValueError(f"only images (channels, height, width) can be mirrored, got {shape}")
