@@ -109,7 +109,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
             name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
         },
         "minutes": minutes,
-        "taken": 100 * (1 - _mean_free(learner.network)),
+        "taken": 100 * (1 - learner.network.free_share()),
         "measured on": "images held out of training" if arguments.validation else "test images",
         "device": describe_device(fabric),
         "versions": versions(),
@@ -123,11 +123,6 @@ def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
     )
     tasks: Iterable[cps.Task] = list(scenario)[: arguments.tasks]
     return [replace(task, test=task.val, val=None) if arguments.validation else task for task in tasks]
-
-
-def _mean_free(network: cps.SharedNetwork) -> float:
-    sizes = {name: weight.numel() for name, weight in network.weights.items()}
-    return sum(share * sizes[name] for name, share in network.free().items()) / sum(sizes.values())
 
 
 if __name__ == "__main__":

@@ -127,7 +127,6 @@ def forget(
     from cps.growing import checkpoint_of
     from cps.loading import load
     from cps.lock import locked
-    from cps.masks import share_on
     from cps.sources import imagenet_weights
 
     if not model.is_file():
@@ -151,7 +150,7 @@ def forget(
             raise RuntimeError("another task would change, so nothing was forgotten; please report this")
         learner.save(model)
         checkpoint_of(model).unlink(missing_ok=True)  # it may hold weights of the task
-    free = 1 - share_on(learner.network.taken, learner.network.weights)
+    free = learner.network.free_share()
     console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)
     if task < tasks:
         moved = f"Tasks {task + 1} to {tasks} are now {task} to {tasks - 1}."

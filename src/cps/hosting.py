@@ -153,12 +153,11 @@ def _about(path: Path, learner: Learner, limits: Limits) -> ModelReply:
                 notes=subnetwork.notes,
             )
         )
-    free, sizes = network.free(), {name: weight.numel() for name, weight in network.weights.items()}
     return ModelReply(
         file=path.name,
         tasks=tasks,
-        free=sum(free[name] * size for name, size in sizes.items()) / sum(sizes.values()),
-        free_by_layer=free,
+        free=network.free_share(),
+        free_by_layer=network.free(),
         image_size=(network.input_shape or (0,))[-1],
         selector=learner.selectors[0].name,
         limits=LimitsInfo(images=limits.images, megabytes=limits.megabytes, megapixels=limits.megapixels),

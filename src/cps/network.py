@@ -214,6 +214,10 @@ class SharedNetwork:
         """Return the share of all shared weights that a task's subnetwork uses."""
         return share_on(self.subnetworks[task].masks, self.weights)
 
+    def free_share(self) -> float:
+        """Return the share of all shared weights that no subnetwork has taken."""
+        return 1 - share_on(self.taken, self.weights)
+
     def free(self) -> dict[str, float]:
         """Return, for each shared weight, the share that no subnetwork has taken."""
         return {name: 1 - weights_on(self.taken[name], w) / w.numel() for name, w in self.weights.items()}
