@@ -166,7 +166,8 @@ def _show_choices(growth: "Growth", precision: str) -> None:
     counts = growth.shipment.counts
     images = sum(counts.values())
     expected = estimate(growth.learner, growth.size, images, max(2, len(counts)))
-    table = Table("setting", "value", "why", title=f"{images} images of {len(counts)} classes")
+    of_what = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in its four turns"
+    table = Table("setting", "value", "why", title=f"{images} images of {of_what}")
     for choice in growth.choices:
         table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, str(growth.learner.network.device))
