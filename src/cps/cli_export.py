@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from cps.terminal import console
+from cps.terminal import console, shown
 
 if TYPE_CHECKING:
     from cps.exporting import Export, GraphSelector
@@ -51,7 +50,7 @@ def _selector(learner: "Learner", name: str | None) -> "GraphSelector | None":
 
 
 def _show(done: "Export", what: str) -> None:
-    console.print(f"Wrote [bold]{escape(str(done.path))}[/bold]: {escape(what)}", soft_wrap=True)
+    console.print(f"Wrote [bold]{shown(done.path)}[/bold]: {shown(what)}", soft_wrap=True)
     console.print(
         f"{done.bytes / 1024:,.0f} KiB, {done.parameters:,} parameters, "
         f"{done.operations / 1e6:,.1f} million operations for one image",

@@ -24,7 +24,7 @@ from cps.learner import Learner
 from cps.loading import load
 from cps.prediction import classify
 from cps.replies import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
-from cps.selection import consecutive_groups
+from cps.selection import consecutive_groups, task_scores
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -107,9 +107,9 @@ def _replies(
     network, selector = learner.network, learner.selectors[0]
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
-    scores = selector(evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
-    chosen = classify(network, evidence, scores.argmax(dim=1))
-    is_known = is_familiar(network, evidence, scores.argmax(dim=1), reject)
+    scores = task_scores(selector, evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
+    best = scores.argmax(dim=1)
+    chosen, is_known = classify(network, evidence, best), is_familiar(network, evidence, best, reject)
     every = [classify(network, evidence, torch.full_like(groups, task)) for task in range(len(evidence))]
     shares = scores.softmax(dim=1)
     replies = []

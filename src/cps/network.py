@@ -158,10 +158,10 @@ class SharedNetwork:
             looks = sorted(every, key=lambda look: (look.is_mirrored, look.turn))  # as each subnetwork has them
             askers = {look: tuple(task for task in small if look in self.subnetworks[task].looks) for look in looks}
             seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and look
+            crowds = {who: self._miniatures.crowd(who) for who in askers.values()}
             for batch in batches:
                 pixels = self.pixels(batch)
-                said = {who: self._miniatures.crowd(who) for who in askers.values()}
-                each = [dict(zip(who, said[who](look(pixels)), strict=True)) for look, who in askers.items()]
+                each = [dict(zip(who, crowds[who](look(pixels)), strict=True)) for look, who in askers.items()]
                 for task in small:
                     seen[task].append([features[task] for features in each if task in features])
             for task in small:

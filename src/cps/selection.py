@@ -63,7 +63,7 @@ class MaxOutput:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the mean largest logit of each group and task."""
-        return torch.stack([mean_by_group(outputs.logits.amax(1), groups) for outputs in evidence], dim=1)
+        return mean_by_group(self.alone(list(evidence), self.ready(statistics)), groups)
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the numbers that `alone` needs: those that are kept."""
@@ -108,11 +108,8 @@ class ImportanceSignature:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return minus the distance between the signature of each group and that of each task."""
-        scores = []
-        for outputs, known in zip(evidence, statistics, strict=True):
-            change = mean_by_group(outputs.features, groups) - known["mean"]  # (groups, features)
-            scores.append(-(change * known["strength"]).norm(p=self.norm, dim=1))
-        return torch.stack(scores, dim=1)
+        grouped = [Outputs(mean_by_group(outputs.features, groups), outputs.logits) for outputs in evidence]
+        return self.alone(grouped, self.ready(statistics))
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the numbers that `alone` needs: those that are kept."""
@@ -157,8 +154,13 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the task of each image: the one that scores highest for its group."""
+    return task_scores(selector, evidence, statistics, groups).argmax(dim=1)[groups]
+
+
+def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+    """Return the selector's scores (groups, tasks); say it in plain words if it has not seen some task."""
     try:
-        return selector(evidence, statistics, groups).argmax(dim=1)[groups]
+        return selector(evidence, statistics, groups)
     except KeyError as error:
         raise ValueError(
             f"{selector.name} has kept no {error} about some task; a selector must be among the learner's selectors "

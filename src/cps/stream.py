@@ -15,7 +15,7 @@ from cps.evidence import Evidence
 from cps.images import as_images
 from cps.network import SharedNetwork
 from cps.prediction import Prediction, classify
-from cps.selection import Selector
+from cps.selection import Selector, task_scores
 
 RESTLESS = 0.001  # the share in which the rate itself is taken to change
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # at which the task may change, from one image to the next
@@ -42,7 +42,7 @@ class Stream:
         evidence = self._look(images)
         statistics = self._network.statistics(self._selector.name)
         each = torch.arange(len(images), device=self._network.device)
-        scores = self._selector(evidence, statistics, each).cpu().double().log_softmax(dim=1)
+        scores = task_scores(self._selector, evidence, statistics, each).cpu().double().log_softmax(dim=1)
         self._begin()
         tasks = torch.stack([self._follow(said) for said in scores])
         return classify(self._network, evidence, tasks.to(self._network.device))
