@@ -24,6 +24,7 @@ from cps.evidence import Outputs
 from cps.extraction import Standalone
 from cps.learner import Learner
 from cps.selection import Statistics
+from cps.storage import in_one_step
 
 IMAGES = 5  # random ones that a written graph is tried on
 ROUNDING = 1e-3  # of the largest output; a graph that differs by more computes something else
@@ -109,7 +110,7 @@ def export_task(learner: Learner, task: int, path: str | Path) -> Export:
     about = {"classes": json.dumps(module.classes), "task": str(task + 1), **_about(learner)}
     if path.suffix == ".safetensors":
         cost = cost_of(module, learner.network)
-        with _in_one_step(path) as partial:
+        with in_one_step(path) as partial:
             save_file({n: v.contiguous() for n, v in module.cpu().state_dict().items()}, partial, about | _plan(module))
         return Export(path, path.stat().st_size, cost["parameters"], cost["operations"])
     return _export_onnx(learner, module, ["logits"], about, path)
@@ -163,7 +164,7 @@ def _export_onnx(learner: Learner, module: nn.Module, outputs: list[str], about:
     cost = cost_of(module, learner.network)
     images = torch.rand(IMAGES, *(learner.network.input_shape or ()), generator=torch.Generator().manual_seed(0))
     module = module.cpu().eval()
-    with _in_one_step(path) as partial:
+    with in_one_step(path) as partial:
         _write_onnx(module, images, outputs, about, partial)
         difference = _difference(partial, module, images)
     return Export(path, path.stat().st_size, cost["parameters"], cost["operations"], difference)
@@ -201,21 +202,6 @@ def _difference(path: Path, module: nn.Module, images: Tensor) -> float | None:
                 )
             largest = max(largest, gap)
     return largest
-
-
-@contextmanager
-def _in_one_step(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write, then put it in place; an error leaves what was there before."""
-    partial = path.with_name(f".{path.name}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.touch()
-        mode = (path if path.exists() else partial).stat().st_mode
-        yield partial
-        partial.chmod(mode)  # safetensors writes files that only their owner may read
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +31,30 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
+    try:
+        with in_one_step(path) as partial:
+            save_file(plain, partial, metadata)
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def in_one_step(path: Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, then put it in place; an error leaves what was there before."""
     partial = path.with_name(f".{path.name}{_rank()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         partial.touch()
         mode = (path if path.exists() else partial).stat().st_mode
-        save_file(plain, partial, metadata)
+        yield partial
         partial.chmod(mode)  # safetensors writes files that only their owner may read
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
         partial.replace(path)
-    except (OSError, SafetensorError) as error:
+    finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
-    _sync_folder(path.parent)
 
 
 def _rank() -> str:
@@ -56,10 +65,8 @@ def _rank() -> str:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step: it holds the old text or the new, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with in_one_step(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
