@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from cps.terminal import console
+from cps.terminal import bars, console
 
 if TYPE_CHECKING:
     from cps.bench import Tick
@@ -127,10 +126,7 @@ class _Bars:
     """Progress bars: one for the whole of the tasks, one for the epochs of the phase."""
 
     def __init__(self, *, quiet: bool):
-        self.progress = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"), console=console, transient=True, disable=quiet,
-        )  # fmt: skip
+        self.progress = bars(console, quiet=quiet)
 
     def __enter__(self) -> "Callable[[Tick], None]":
         self.progress.start()

@@ -140,12 +140,18 @@ class ImageFolder(Dataset):
         """Return a digest of the content of files, and of how they are decoded."""
 
         def digest(path: Path) -> str:
-            return f"{path.relative_to(self.folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+            return f"{path.relative_to(self.folder)} {file_digest(path)}"
 
         with ThreadPoolExecutor(max(1, self.workers)) as pool:
             lines = list(pool.map(digest, files))
         how = f"reader {READER}, size {self.size}, margin {self.margin}"
         return hashlib.sha256("\n".join([how, *lines]).encode()).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_folder(folder: str | Path, *, size: int, **settings: Any) -> FolderImages:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cps.folders import FORMATS, ImageError, decode_image, list_images
+from cps.folders import FORMATS, ImageError, decode_image, file_digest, list_images
 
 FEW = 20  # images of a class, below which a warning is due
 ENOUGH = 5  # images of a class, from which some can be held out
@@ -101,7 +101,7 @@ def look(folder: str | Path, *, workers: int = 8, watch: Watch | None = None) ->
     files = list_images(folder)
     digests = []
     with ThreadPoolExecutor(workers) as pool:
-        for digest in pool.map(_digest, files):
+        for digest in pool.map(file_digest, files):
             digests.append(digest)
             if watch is not None:
                 watch("looking at images", len(digests), len(files), "")
@@ -113,11 +113,6 @@ def look(folder: str | Path, *, workers: int = 8, watch: Watch | None = None) ->
     mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
     sample = Sample(int(median(side for side, _ in seen)), grey == len(seen), _rounded(mean), _rounded(std))
     return Shipment(Path(folder), tuple(files), tuple(digests), sample)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _glance(path: Path) -> tuple[int, np.ndarray] | None:

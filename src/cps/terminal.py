@@ -37,11 +37,16 @@ def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
+def bars(where: Console, *, quiet: bool = False) -> Progress:
+    """Return progress bars that say what is done, how much of it, how long it will take, and a note."""
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
+    return Progress(TextColumn("{task.description}"), *columns, console=where, transient=True, disable=quiet)
+
+
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int, str], None]]:
     """Give a function that shows on the error stream what is done, how much of it, of how much, and a note."""
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
-    with Progress(TextColumn("{task.description}"), *columns, console=errors, transient=True) as progress:
+    with bars(errors) as progress:
         line = progress.add_task("starting", note="", total=None)
 
         def show(what: str, done: int, total: int, note: str) -> None:
