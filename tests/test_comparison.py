@@ -31,7 +31,9 @@ def test_runs_of_a_recipe_become_one_row_with_mean_and_standard_deviation():
 
 def test_runs_with_mirror_images_and_bounds_have_rows_of_their_own():
     bounds = {"finetuning": {"ACC": 20.0}, "joint": {"ACC": 90.0}}
-    _, rows = comparison.accuracy_table([made(), made(flips=True), made(bounds=bounds)])
+    _, rows = comparison.accuracy_table(
+        [made(), made(flips={"task_il": made()["task_il"], "class_il": made()["class_il"]}, bounds=bounds)]
+    )
     assert [row[:3] for row in rows] == [
         ["demo", "task known", "2"], ["demo", "MaxOutput", "2"], ["demo", "finetuning", "1"], ["demo", "joint", "1"],
         ["demo, flips", "task known", "1"], ["demo, flips", "MaxOutput", "1"],

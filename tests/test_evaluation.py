@@ -109,16 +109,18 @@ def test_the_order_in_which_classes_are_named_at_test_does_not_matter(learned):
     assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])
 
 
-def test_flips_show_the_selector_each_image_twice_and_change_no_class(learned):
+def test_flips_average_the_outputs_for_each_image_and_its_mirror_image(learned):
     learner, tasks = learned
-    plain = cps.evaluate(learner, tasks, group_sizes=[1])
     flipped = cps.evaluate(learner, tasks, group_sizes=[1], flips=True)
-    assert flipped["task_il"] == plain["task_il"]
-    index, images = 2, tasks[2].test[0].to(learner.network.device)
-    both = [learner.evidence(torch.cat([images, images.flip(-1)]))[t].logits.amax(dim=1) for t in range(3)]
-    means = torch.stack([(scores[: len(images)] + scores[len(images) :]) / 2 for scores in both], dim=1)
-    expected = 100 * float((means.argmax(dim=1) == index).float().mean())
-    assert flipped["class_il"]["MaxOutput"]["1"]["selection"][2][index] == pytest.approx(expected)
+    images, labels = tasks[2].test
+    images = images.to(learner.network.device)
+    logits = [(learner.evidence(images)[t].logits + learner.evidence(images.flip(-1))[t].logits) / 2 for t in range(3)]
+    selected = torch.stack([each.amax(dim=1) for each in logits], dim=1).argmax(dim=1) == 2
+    right = logits[2].argmax(dim=1).cpu() == torch.tensor([tasks[2].classes.index(int(label)) for label in labels])
+    entry = flipped["class_il"]["MaxOutput"]["1"]
+    assert entry["selection"][2][2] == pytest.approx(100 * float(selected.float().mean()))
+    assert flipped["task_il"]["accuracy"][2][2] == pytest.approx(100 * float(right.float().mean()))
+    assert entry["accuracy"][2][2] == pytest.approx(100 * float((right & selected.cpu()).float().mean()))
 
 
 def test_top5_is_reported_for_tasks_of_more_than_five_classes(make_learner, learned):

@@ -73,7 +73,8 @@ class Run:
         learner = self._learn(scenario)
         began = time.monotonic()
         sizes = self.group_sizes or self.recipe.group_sizes
-        measured = evaluate(learner, scenario, group_sizes=sizes, flips=self.flips, seed=self.seed)
+        measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
+        flipped = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed, flips=True) if self.flips else {}
         seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
         weights, (dense, costs) = describe_weights(learner.network), describe_costs(learner.network)
         milliseconds = {"dense": dense.pop("milliseconds"), "tasks": [cost.pop("milliseconds") for cost in costs]}
@@ -86,9 +87,9 @@ class Run:
             "versions": versions(),
             "seconds": seconds,
             "milliseconds_per_image": milliseconds,
-            "flips": self.flips,
             "classes_per_task": [len(task.classes) for task in scenario],
             **measured,
+            "flips": flipped,
             "default_selector": learner.selectors[0].name,
             "bounds": self._bounds(scenario) if self.bounds else {},
             "dense": dense,

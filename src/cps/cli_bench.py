@@ -25,7 +25,7 @@ def bench(
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
     epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
     selector: Annotated[str | None, typer.Option(help="The selector that predicts. Else the recipe's first.")] = None,
-    flips: Annotated[bool, typer.Option(help="Let the mirror image of each image help to select.")] = False,
+    flips: Annotated[bool, typer.Option(help="Measure with mirror images, too.")] = False,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device of its own.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines, each with so many devices.")] = 1,

@@ -10,10 +10,13 @@ Results = dict[str, Any]
 
 
 def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
-    """Return the runs of each recipe; those with mirror images at test are apart."""
+    """Return the runs of each recipe, and what they measured with mirror images as runs of its own."""
     groups: dict[str, list[Results]] = {}
     for run in runs:
-        groups.setdefault(run["recipe"] + (", flips" if run.get("flips") else ""), []).append(run)
+        groups.setdefault(run["recipe"], []).append(run)
+    for run in runs:
+        if run.get("flips"):
+            groups.setdefault(f"{run['recipe']}, flips", []).append({**run, **run["flips"], "bounds": {}})
     return groups
 
 
@@ -35,7 +38,7 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
                 _over([entry for entry in found if str(size) in entry], lambda e, n=str(size): e[n]["ACC"])
                 for size in sizes
             ]
-            rows.append([name, selector, str(len(same)), *cells])
+            rows.append([name, selector, str(len(found)), *cells])
         for bound in ("finetuning", "joint"):
             known = [run for run in same if bound in run.get("bounds", {})]
             if known:

@@ -19,6 +19,7 @@ from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
 from cps.survey import survey
+from cps.views import mean_of
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
@@ -30,7 +31,6 @@ class Tested:
     evidence: Evidence
     right: Tensor
     right_of_five: Tensor | None
-    views: int
 
 
 def evaluate(
@@ -45,10 +45,10 @@ def evaluate(
     """Return `task_il` and `class_il` of all learned tasks, in percent, as `results.json` holds them.
 
     Groups are drawn within a task, shuffled with the seed; the last, smaller group counts too. A group
-    whose task is mistaken counts as wrong whole. With `flips`, the mirror image of each image helps to select
-    (the paper's code does so), not to classify. Where every task has more than five classes, `top5` is the share of
-    images whose class is among the five best of the selected subnetwork. Selectors may be given names to be listed
-    by, else their own count. Several processes share the work, and all must call this.
+    whose task is mistaken counts as wrong whole. With `flips`, outputs are averaged over each image and its mirror
+    image, for twice the work (the paper's code selects with both). Where every task has more than five classes,
+    `top5` is the share of images whose class is among the five best of the selected subnetwork. Selectors may be
+    given names to be listed by, else their own count. Several processes share the work, and all must call this.
     """
     tested = [
         _test(learner, task, index, flips=flips)
@@ -69,15 +69,16 @@ def _test(learner: Learner, task: Task, index: int, *, flips: bool) -> Tested:
     """Pass the test images of a task through every subnetwork, when it is asked for its outputs."""
     network = learner.network
     examples = as_examples(task.test, network.subnetworks[index].local, workers=learner.workers)
-    plain = survey(network, examples, learner.fabric)
-    evidence = _both(plain, survey(network, examples, learner.fabric, mirrored=True)) if flips else plain
+    evidence = survey(network, examples, learner.fabric)
+    if flips:
+        evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
     evidence.ask(range(len(evidence)))
-    logits = plain[index].logits
+    logits = evidence[index].logits
     labels = all_labels(examples).to(logits.device)
     five = None
     if logits.shape[1] > 5:
         five = (logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1)
-    return Tested(evidence, logits.argmax(dim=1) == labels, five, views=2 if flips else 1)
+    return Tested(evidence, logits.argmax(dim=1) == labels, five)
 
 
 def _class_il(
@@ -88,8 +89,7 @@ def _class_il(
 
     def is_selected(after: int, on: int) -> Tensor:
         known = tested[on].evidence.until(after + 1)
-        every_view = groups[on].repeat(tested[on].views)
-        return (select(selector, known, statistics[: after + 1], every_view) == on)[: len(groups[on])]
+        return select(selector, known, statistics[: after + 1], groups[on]) == on
 
     tasks = len(tested)
     selected = {(after, on): is_selected(after, on) for after in range(tasks) for on in range(after + 1)}
@@ -106,14 +106,14 @@ def _top5(right: Sequence[Tensor | None]) -> dict[str, float]:
     return {"top5": sum(known) / len(known)} if known and len(known) == len(right) else {}
 
 
-def _both(first: Evidence, second: Evidence) -> Evidence:
-    """Return the evidence of two views of the same images, one after the other."""
+def _averaged(first: Evidence, second: Evidence) -> Evidence:
+    """Return the mean of the evidence of two views of the same images."""
 
-    def joined(tasks: Sequence[int]) -> list[Outputs]:
+    def mean(tasks: Sequence[int]) -> list[Outputs]:
         views = zip(first.ask(tasks), second.ask(tasks), strict=True)
-        return [Outputs(*(torch.cat(parts) for parts in zip(*both, strict=True))) for both in views]
+        return [Outputs(*(mean_of(parts) for parts in zip(*both, strict=True))) for both in views]
 
-    return Evidence(joined, len(first))
+    return Evidence(mean, len(first))
 
 
 def _shuffled_groups(images: int, group_size: int, seed: int, on: int) -> Tensor:

@@ -161,8 +161,7 @@ def _facts(run: Results) -> str:
         "shared weights": f"{run.get('weights', 0):,}",
         "selector": run["default_selector"],
         "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; a group whose "
-        "task is mistaken counts as wrong whole; mirror images "
-        f"{'help' if run.get('flips') else 'do not help'} to select",
+        "task is mistaken counts as wrong whole; mirror images only where 'flips' says so",
     }
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(str(v))}</dd>" for name, v in facts.items()) + "</dl>"
 
