@@ -101,3 +101,10 @@ def test_the_command_line_starts_its_own_processes(tmp_path):
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert "2 process" in results["device"]
     assert results["task_il"]["BWT"] == 0
+
+
+def test_a_single_process_does_not_look_for_a_cluster(monkeypatch):
+    from lightning_fabric.plugins.environments import MPIEnvironment
+
+    monkeypatch.setattr(MPIEnvironment, "detect", lambda: pytest.fail("MPI was started"))
+    assert cps.make_fabric(accelerator="cpu").world_size == 1

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cps
-from cps.activity import observe, unread_channels
+from cps.activity import observe
 from cps.masks import full_masks
 from cps.pruning import importance
+from cps.unread import unread_channels
 
 
 def reference_kernel_importance(layer, images):
@@ -238,6 +239,18 @@ def test_channels_nobody_reads_are_removed_through_the_whole_network():
     assert unread["5.weight"].tolist() == [False] * 3
     assert unread["3.weight"].tolist() == [False, False, True, False]
     assert unread["0.weight"].tolist() == [False, True, False, False]
+
+
+def test_a_silent_channel_that_would_wake_without_its_inputs_stays_and_an_unread_one_beside_it_goes():
+    backbone = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        backbone[0].bias.copy_(torch.tensor([1.0, 0.0, 0.0]))
+    weights = {
+        "0.weight": torch.tensor([[-9.0, -9.0], [1.0, 1.0], [1.0, 2.0]]),
+        "2.weight": torch.tensor([[3.0, 0.0, 1.0], [2.0, 0.0, 1.0]]),
+    }
+    images = 0.5 + torch.rand(6, 2)
+    assert unread_channels(backbone, weights, [images])["0.weight"].tolist() == [False, True, False]
 
 
 def test_a_layer_behind_a_detach_is_left_alone():

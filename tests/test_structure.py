@@ -22,7 +22,7 @@ LAYERS = [
         "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal lock progress gate replies",
         "settings augmentation data backbones padding pixels folders convolution views",
         "draft scenario subnetwork activity crowd feed presentation shipment uploads",
-        "extraction engine probe sources",
+        "extraction engine probe sources unread",
         "miniatures",
         "network",
         "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",

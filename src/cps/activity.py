@@ -2,7 +2,6 @@
 
 `observe` needs one forward pass over the images. It sees the inputs of every shared layer and every
 addition of two signals (a residual connection), in any module, without rewriting its forward.
-`unread_channels` needs one backward pass more.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,11 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-
-from cps.masks import per_output
 
 ADDITIONS = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -84,77 +80,6 @@ def observe(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]
     return activity
 
 
-@torch.no_grad()
-def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Say which outputs of each shared layer the features do not depend on, with these weights.
-
-    A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the features
-    to the channels, through whatever the module does on the way. A saturated activation has a zero gradient
-    too, so the features are computed again without those channels; a layer where they change is left alone.
-    Masks come back as (out,) bools.
-    """
-    slopes, features = _slopes(backbone, weights, batches)
-    still = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
-    unread = {**still, **{name: slope == 0 for name, slope in slopes.items()}}
-
-    def changes_nothing(candidates: dict[str, Tensor]) -> bool:
-        left = {
-            name: weight.masked_fill(per_output(candidates[name], weight.ndim), 0.0) for name, weight in weights.items()
-        }
-        after = [functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]
-        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))
-
-    def harmless(names: list[str]) -> list[str]:
-        """Return the layers of these whose channels may go, by halving: few are in doubt."""
-        if changes_nothing({**still, **{name: unread[name] for name in names}}):
-            return names
-        middle = len(names) // 2
-        return [] if len(names) == 1 else harmless(names[:middle]) + harmless(names[middle:])
-
-    candidates = [name for name, mask in unread.items() if mask.any()]
-    kept = harmless(candidates) if candidates else []
-    return {**still, **{name: unread[name] for name in kept}}
-
-
-def _slopes(
-    backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]
-) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return the largest gradient of the features at each output of each layer, and the features."""
-    backbone.eval()
-    slopes: dict[str, Tensor] = {}
-    outputs: list[tuple[str, Tensor]] = []
-
-    def watch_output(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            if not output.requires_grad:  # nothing before it asks for gradients: they start here
-                output = output.detach().requires_grad_()
-            outputs.append((name, output))
-            return output.clone()  # an activation may work in place on it
-
-        return hook
-
-    handles = [layer_of(backbone, name).register_forward_hook(watch_output(name)) for name in weights]
-    features = []
-    try:
-        for pixels in batches:
-            outputs.clear()
-            with torch.enable_grad():
-                found = functional_call(backbone, weights, (pixels.clone(),))
-                direction = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(0)).to(found)
-                seen = [output for _, output in outputs]
-                gradients = torch.autograd.grad((found * direction).sum(), seen, allow_unused=True)
-            features.append(found.detach())
-            for (name, _), gradient in zip(outputs, gradients, strict=True):
-                if gradient is not None:
-                    axis = _channel_axis(layer_of(backbone, name))
-                    slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
-                    slopes[name] = slopes[name].maximum(slope) if name in slopes else slope
-    finally:
-        for handle in handles:
-            handle.remove()
-    return slopes, features
-
-
 class _AdditionWatch(TorchFunctionMode):
     """Sees every torch operation of a forward pass: notes additions, counts who reads a branch."""
 
@@ -200,7 +125,7 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
             calls[name].append(_summed(layer, inputs[0] if inputs else named["input"]))
 
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            output._cps_branch = Branch(name, _channel_axis(layer))  # pyright: ignore
+            output._cps_branch = Branch(name, channel_axis_of(layer))  # pyright: ignore
 
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(layer.register_forward_hook(after))
@@ -227,7 +152,8 @@ def layer_of(backbone: nn.Module, weight: str) -> nn.Module:
     return backbone.get_submodule(weight.removesuffix("weight").removesuffix("."))
 
 
-def _channel_axis(layer: nn.Module) -> int:
+def channel_axis_of(layer: nn.Module) -> int:
+    """Return the axis of a layer's output that counts its channels."""
     return 1 if isinstance(layer, nn.Conv2d) else -1
 
 

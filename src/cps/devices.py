@@ -22,15 +22,18 @@ def make_fabric(
 
     `precision` is bf16-mixed on a GPU and 32-true elsewhere, unless given.
     """
-    fabric_class = _fabric_class()
+    lightning = _lightning_fabric()
     several = devices * nodes > 1
     gpu = accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
-    fabric = fabric_class(
+    # A single process needs no cluster; looking for one starts MPI where it is installed, for ten seconds.
+    alone = lightning.plugins.environments.LightningEnvironment()
+    fabric = lightning.Fabric(
         accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
         precision=precision or ("bf16-mixed" if gpu else "32-true"),
         strategy="ddp_find_unused_parameters_true" if several else "auto",
+        plugins=None if several else alone,
     )
     return ready(fabric)
 
@@ -108,9 +111,14 @@ def gathered(rows: Tensor, fabric: "Fabric") -> Tensor:
     return torch.cat([part[:number] for part, number in zip(every, numbers, strict=True)])
 
 
-def _fabric_class() -> type["Fabric"]:
+def _lightning_fabric() -> Any:
     try:
-        from lightning_fabric import Fabric
-    except ModuleNotFoundError:  # the `lightning` distribution has the same class in another place
-        from lightning.fabric import Fabric  # pyright: ignore[reportMissingImports]
-    return Fabric  # pyright: ignore[reportReturnType]
+        import lightning_fabric
+        import lightning_fabric.plugins.environments
+
+        return lightning_fabric
+    except ModuleNotFoundError:  # the `lightning` distribution has the same in another place
+        import lightning.fabric  # pyright: ignore[reportMissingImports]
+        import lightning.fabric.plugins.environments  # pyright: ignore[reportMissingImports]
+
+        return lightning.fabric

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.activity import Activity, layer_of, observe, unread_channels
+from cps.activity import Activity, layer_of, observe
 from cps.masks import Masks, per_output
 from cps.plain import setting
+from cps.unread import unread_channels
 
 
 class Pruner(Protocol):

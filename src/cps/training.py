@@ -132,7 +132,9 @@ class Trainer:
         rank, processes, device = self.fabric.global_rank, self.fabric.world_size, self.fabric.device
         order = list(epoch_order(len(examples), training.batch_size, generator(*seed, epoch, ORDER), processes))
         mine = [batch[rank::processes] for batch in order]
-        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS))[torch.cat(mine)]
+        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS)).to(device)
+        # Sorted on the device: on a CPU it would wake all threads for next to nothing.
+        uniform = uniform[torch.cat(mine).to(device)]
         factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
         # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
         shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
