@@ -2,13 +2,14 @@
 
 import json
 import re
+import statistics
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import growth
-from cps.comparison import accuracy_table, metrics_table, row_table
+from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table
 from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
 from cps.report import group_table
 
@@ -77,6 +78,21 @@ def load_table() -> str:
     return "\n".join([_markdown(head, rows), "", note])
 
 
+def crowding_table() -> str:
+    """Return how well each task of the digits is learned in a network that fills up, by the way of sharing it."""
+    run = read("crowding-cpu")
+    tasks = range(len(next(iter(run["ways"].values()))[0]["task_il"]))
+    rows = []
+    for way, runs in run["ways"].items():
+        each = [statistics.fmean(found["task_il"][task] for found in runs) for task in tasks]
+        means = [statistics.fmean(found["task_il"]) for found in runs]
+        free = statistics.fmean(found["free"][-1] for found in runs)
+        rows.append([way, *(f"{value:.1f}" for value in each), mean_and_spread(means), f"{free:.0f}"])
+    head = ["way", *(f"task {task + 1}" for task in tasks), "mean", "% free at the end"]
+    note = f"Mean over {len(runs)} class orders; {run['device']}, torch {run['versions']['torch']}."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
 
@@ -97,6 +113,7 @@ TABLES = {
         "metrics": partial(paper_table, metrics_table),
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
+    "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table},
 }
 

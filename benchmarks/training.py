@@ -160,7 +160,7 @@ def half_taken_draft(backbone: nn.Module, features: int, device: torch.device, c
     for name, mask in network.taken.items():
         network.taken[name] = (torch.rand(mask.shape, generator=draws) < 0.5).to(device)
     draft = network.grow(list(range(classes)), features, draws)
-    draft.keep_warm()
+    draft.end_dense_training()
     draft.narrow({n: (torch.rand(m.shape, generator=draws) < 0.5).to(device) for n, m in draft.masks.items()})
     return draft
 

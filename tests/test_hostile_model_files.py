@@ -58,7 +58,7 @@ def test_negative_control_the_fuzzer_notices_what_a_reader_must_not_do(model, fo
     ("name", "value"),
     [
         ("selectors", ()), ("selectors", (5,)), ("rounds", -1), ("rounds", True), ("seed", "x"), ("seed", 2**70),
-        ("normalize", 5), ("augment", "x"), ("prune_images", 0), ("train", cps.Flip()), ("pruner", 3),
+        ("normalize", 5), ("augment", "x"), ("prune_images", 0), ("capacity", 3), ("train", cps.Flip()), ("pruner", 3),
     ],
 )  # fmt: skip
 def test_settings_that_no_learner_could_have_are_refused(folder, model, name, value):

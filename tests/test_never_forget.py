@@ -147,8 +147,8 @@ def test_a_pruner_that_switches_connections_on_is_refused(make_learner):
 
 def test_pruned_free_weights_go_back_to_their_values_after_dense_training(make_learner, monkeypatch):
     kept = []
-    keep_warm = Draft.keep_warm
-    monkeypatch.setattr(Draft, "keep_warm", lambda self: keep_warm(self) or kept.append(self.warm))
+    end = Draft.end_dense_training
+    monkeypatch.setattr(Draft, "end_dense_training", lambda self: end(self) or kept.append(self.warm))
     learner = make_learner(rounds=2)
     subnetwork = learner.learn(make_task(0))
     for name, weight in learner.network.weights.items():

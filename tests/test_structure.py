@@ -19,8 +19,8 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition guard capture devices kernels flat capacity images published terminal lock progress gate replies",
-        "settings augmentation data backbones padding pixels folders convolution views",
+        "plain masks metrics seeds evidence storage partition choice capture devices kernels flat images published terminal lock progress gate replies",
+        "guard capacity settings augmentation data backbones padding pixels folders convolution views",
         "draft scenario subnetwork activity crowd feed presentation shipment uploads",
         "extraction engine probe sources unread",
         "miniatures",

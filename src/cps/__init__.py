@@ -11,7 +11,7 @@ __version__ = "0.1.0"
 _HOME = {
     "augmentation": ["Chain", "Colour", "Flip", "PadCrop", "ResizedCrop", "Rotate"],
     "backbones": ["Builtin", "SmallConvNet", "resnet18", "resnet32"],
-    "capacity": ["CapacityError", "CapacityWarning"],
+    "capacity": ["Capacity", "CapacityError", "CapacityWarning"],
     "cascade": ["Cascade"],
     "checklist": ["check_pruner", "check_selector"],
     "devices": ["make_fabric"],
@@ -36,19 +36,19 @@ _HOME = {
     "views": ["Rotations", "Upright", "Views"],
 }
 __all__ = [
-    "Adam", "AdamW", "Builtin", "CapacityError", "CapacityWarning", "Cascade", "Chain", "Colour", "Constant", "Cosine",
-    "Evidence", "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature",
-    "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
-    "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
-    "SmallConvNet", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner",
-    "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting",
-    "split_by_class",
+    "Adam", "AdamW", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade", "Chain", "Colour",
+    "Constant", "Cosine", "Evidence", "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder",
+    "ImportanceSignature", "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs",
+    "PadCrop", "Prediction", "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario",
+    "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright",
+    "Views", "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18",
+    "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from cps.augmentation import Chain, Colour, Flip, PadCrop, ResizedCrop, Rotate
     from cps.backbones import Builtin, SmallConvNet, resnet18, resnet32
-    from cps.capacity import CapacityError, CapacityWarning
+    from cps.capacity import Capacity, CapacityError, CapacityWarning
     from cps.cascade import Cascade
     from cps.checklist import check_pruner, check_selector
     from cps.devices import make_fabric

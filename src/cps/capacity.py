@@ -2,8 +2,13 @@
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from cps.masks import Masks
+from cps.plain import setting
 
 FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
 SHORT_SHARE = 0.1  # ... and worth a warning when such layers hold this share of all weights
@@ -17,13 +22,46 @@ class CapacityWarning(UserWarning):
     """Some layers have hardly any free weights left."""
 
 
-def check_capacity(free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, *, learns: bool) -> None:
+@setting
+@dataclass(frozen=True)
+class Capacity:
+    """How tasks share the room there is.
+
+    `crowded`: while less than this share of all weights is free, a task learns which sealed ones to use; with 0 it
+    starts from all of them, as in the paper. `budget`: the largest share of each layer that one task may take, so that
+    later ones find room there; 1 sets no limit.
+    """
+
+    crowded: float = FREE_SHARE
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.crowded <= 1 and 0 < self.budget <= 1):
+            raise ValueError(f"crowded is a share from 0 to 1 and budget one above 0, got {self}")
+
+    def within(self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor]) -> Masks:
+        """Return masks that take no more than the budget of each layer: of new connections the strongest stay."""
+        return {name: self._limited(mask, taken[name], weights[name]) for name, mask in masks.items()}
+
+    def _limited(self, mask: Tensor, taken: Tensor, weight: Tensor) -> Tensor:
+        new, most = mask & ~taken, max(1, int(self.budget * mask.numel()))
+        if int(new.sum()) <= most:
+            return mask
+        strength = weight.detach().abs().flatten(2).sum(dim=2) if weight.ndim > 2 else weight.detach().abs()
+        strongest = strength.flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
+        stays = torch.zeros_like(mask).flatten().index_fill(0, strongest, True).reshape(mask.shape)
+        return (mask & taken) | stays
+
+
+def check_capacity(
+    free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, *, learns: bool, chooses: bool = False
+) -> None:
     """Warn when layers have hardly any free weights; raise when a task could learn nothing at all.
 
     `free` is the share of each weight that none of the `tasks` subnetworks has taken; `learns` says whether the
-    backbone has anything else to learn.
+    backbone has anything else to learn, `chooses` whether the task learns which sealed weights to use.
     """
-    if max(free.values()) == 0 and not learns:
+    if max(free.values()) == 0 and not learns and not chooses:
         raise CapacityError(
             f"task {tasks} found no free weights (100% taken by {tasks} subnetworks) and the backbone has "
             "nothing else to learn; use a wider backbone or a smaller alpha"
@@ -32,10 +70,11 @@ def check_capacity(free: Mapping[str, float], weights: Mapping[str, Tensor], tas
     total = sum(weight.numel() for weight in weights.values())
     if sum(weights[name].numel() for _, name in short) < SHORT_SHARE * total:
         return
+    way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
     figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
     warnings.warn(
         f"task {tasks}: {len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights "
-        f"({figures}); there it can only reuse sealed weights; use a wider backbone or a smaller alpha",
+        f"({figures}); there it {way}; use a wider backbone or a smaller alpha",
         CapacityWarning,
         stacklevel=5,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from cps.choice import REACH, first_scores
 from cps.data import ClassName
 from cps.guard import Guard, Kept
 from cps.masks import Masks, full_masks, is_subset, pack, unpack
@@ -28,12 +29,21 @@ class Classifier(nn.Module):
         return self.head(self.backbone(pixels).to(self.head.weight.dtype))
 
 
+@torch.no_grad()
+def fresh_head(features: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """Return a head whose values are drawn by that generator and by no other."""
+    head = nn.Linear(features, outputs, device="meta").to_empty(device="cpu")
+    for parameter in head.parameters():
+        parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
+    return head
+
+
 class Draft:
     """A subnetwork in the making: its masks shrink and its free weights move.
 
     Attributes: `classes`; `mirrors`, whether mirror images are looked at too; `model`, the live classifier;
     `masks`, the connections that are on; `warm`, the weights after dense training, which pruned free weights go
-    back to.
+    back to; `scores`, of all connections where the task learns which sealed ones to use.
     """
 
     def __init__(
@@ -47,10 +57,12 @@ class Draft:
         weights: Mapping[str, Tensor],
         taken: Masks,
         private: Mapping[str, Tensor],
+        is_choosing: bool = False,
     ):
         self.classes, self.mirrors = tuple(classes), mirrors
         self.model = Classifier(backbone, head)
         self.masks = full_masks(weights, on=True)
+        self.scores = first_scores(self.masks) if is_choosing else {}
         self.warm: dict[str, Tensor] | None = None
         self._parts = parts
         self._sealed = weights
@@ -78,13 +90,20 @@ class Draft:
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)
 
-    def keep_warm(self) -> None:
-        """Remember the weights as they are now, for the connections that pruning will free."""
+    def end_dense_training(self) -> None:
+        """Remember the weights, for the connections that pruning will free; sealed ones not chosen go off."""
         self.warm = {name: weight.clone() for name, weight in self.weights().items()}
+        if self.scores:
+            chosen = {name: (scores > 0) | ~self._taken[name] for name, scores in self.scores.items()}
+            self.narrow({name: mask & chosen[name] for name, mask in self.masks.items()})
 
     def guard(self) -> Guard:
         """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""
-        return {name: Kept(self._taken[name], self._sealed[name], ~self.masks[name]) for name in self._parts.shared}
+        reach = REACH if self.warm is None else 0.0
+        return {
+            name: Kept(self._taken[name], self._sealed[name], ~self.masks[name], self.scores.get(name), reach)
+            for name in self._parts.shared
+        }
 
     def state(self) -> dict[str, Tensor]:
         """Return all that a checkpoint must hold of a draft."""
@@ -92,6 +111,7 @@ class Draft:
             **named_tensors(self.model),
             **{f"mask/{name}": pack(mask) for name, mask in self.masks.items()},
             **{f"warm/{name}": value for name, value in (self.warm or {}).items()},
+            **{f"score/{name}": value for name, value in self.scores.items()},
         }
 
     @torch.no_grad()
@@ -100,5 +120,7 @@ class Draft:
         set_tensors(self.model, state)
         for name, mask in self.masks.items():
             mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
+        for name, scores in self.scores.items():
+            scores.copy_(state[f"score/{name}"])
         warm = {name: state[f"warm/{name}"].to(w) for name, w in self.weights().items() if f"warm/{name}" in state}
         self.warm = warm or None

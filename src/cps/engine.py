@@ -8,7 +8,8 @@ only copy their tensors in. Only kernels that always give the same bits are used
 
 import copy
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -45,18 +46,23 @@ class Engine:
         *,
         is_narrow: bool,
         is_long: bool,
+        choosing: Collection[str] = (),
     ):
-        """Build the step; `images` are a batch to try it on. `is_narrow`: in bf16; `is_long`: worth compiling."""
+        """Build the step; `images` are a batch to try it on. `is_narrow`: in bf16; `is_long`: worth compiling.
+
+        `choosing` are the names of weights whose guards may have scores.
+        """
         self.show, self.is_narrow = show, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
-        self.model, self.factor = model, 1.0  # of the learning rate
+        self.model, self.factor, self.full_pace = model, 1.0, 0.0  # the factor of the learning rate
         self.live = Classifier(_twin(model.backbone, show.prepare(images[:2])), copy.deepcopy(model.head))
         if self.device.type == "cuda":
             put_channels_last(self.live)
         self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
         self.flat = Flat(self._moving(images))
-        self.restore = Restorer(self.flat.vector, self._guarded)
+        self.restore = Restorer(self.flat.vector, self._guarded, choosing)
+        self.pace = torch.zeros((), device=self.device)  # of scores
         self.optimizer = training.optimizer([self.flat.vector])
         self.rate = float(self.optimizer.param_groups[0]["lr"])
         self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
@@ -89,6 +95,7 @@ class Engine:
     def run(self, examples: Examples, plan: Plan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
         self.total.zero_()
+        self.full_pace, self.factor = plan.pace, math.nan
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
             self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
             for batch, factor in zip(plan.order, plan.factors, strict=True):
@@ -106,6 +113,7 @@ class Engine:
         """Copy what was learned into the classifier."""
         copy_into(self.inner, self.model.backbone)
         copy_into(self.live.head, self.model.head)
+        self.restore.settle()
 
     def forget(self) -> None:
         """Keep no image, whatever happened."""
@@ -153,6 +161,7 @@ class Engine:
         if factor == self.factor:
             return
         self.factor = factor
+        self.pace.fill_(self.full_pace * factor)
         group = self.optimizer.param_groups[0]
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(self.rate * factor)
@@ -176,7 +185,7 @@ class Engine:
 
     def _update(self) -> None:
         self.optimizer.step()
-        self.restore()
+        self.restore(self.pace)
 
     def _try(self, images: Tensor, *, compiled: bool) -> None:
         """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""

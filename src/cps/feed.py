@@ -17,13 +17,14 @@ class Plan:
     """An epoch of one process: the indices of each batch, and what goes with them.
 
     `uniform` has a row for each example in turn, `factors` are those of the learning rate at each step, and `shares`
-    weigh the process's part of each batch.
+    weigh the process's part of each batch. `pace` is how far scores move in a step at the full rate.
     """
 
     order: Sequence[Tensor]
     uniform: Tensor
     factors: Sequence[float]
     shares: Sequence[float]
+    pace: float = 0.0
 
 
 class Feed:

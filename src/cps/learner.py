@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
 from cps.backbones import Builtin
+from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.checkpoint import Checkpoint, Position, Saved, identify
 from cps.data import Examples
@@ -22,7 +23,7 @@ from cps.images import as_images
 from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
 from cps.modelfile import write_model
 from cps.network import Fingerprint, SharedNetwork
-from cps.observation import check_selectors, observe_last
+from cps.observation import check_selectors, checked_selectors, observe_last
 from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 
 HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is for
 SETTINGS = (
-    "pruner", "rounds", "train", "retrain", "selectors", "augment", "views", "normalize", "prune_images", "seed"
+    "pruner", "rounds", "train", "retrain", "selectors", "augment", "views", "normalize", "prune_images", "capacity",
+    "seed",
 )  # fmt: skip
 
 
@@ -73,6 +75,7 @@ class Learner:
         views: Views | None = None,
         normalize: Normalize | None = None,
         prune_images: int = 1000,
+        capacity: Capacity | None = None,
         seed: int = 0,
         fabric: "Fabric | None" = None,
         workers: int = 0,
@@ -82,25 +85,24 @@ class Learner:
 
         `pruner` and `rounds`: how often, after dense training as `train` says, connections are pruned and
         the rest retrained as `retrain` says; 0 rounds is CP&S-frozen. `selectors`: those to keep numbers
-        for; the first one predicts. `views`: whether classes are learned in their four turns. `fabric`: where
-        training runs; by default one device, the best there is. `workers`: processes that read a torch
-        `Dataset`. `watch` is called after every epoch.
+        for; the first one predicts. `views`: whether classes are learned in their four turns. `capacity`: how tasks
+        share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
+        processes that read a torch `Dataset`. `watch` is called after every epoch.
         """
         if rounds < 0:
             raise ValueError(f"rounds must not be negative, got {rounds}")
-        if not selectors or len({selector.name for selector in selectors}) < len(selectors):
-            raise ValueError("at least one selector is needed to predict, and no two of the same name")
         if prune_images < 1:
             raise ValueError(f"pruning looks at one image or more, got prune_images={prune_images}")
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = rounds
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
         self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
-        self.selectors = tuple(selectors)
+        self.selectors = checked_selectors(selectors)
         self.augment = augment
         self.views: Views = views or Upright()
         self.normalize = normalize
         self.prune_images = prune_images
+        self.capacity = capacity or Capacity()
         self.seed = int(seed)
         self.fabric = ready(fabric or make_fabric())
         self._trainer = Trainer(self.fabric)
@@ -123,7 +125,8 @@ class Learner:
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
                 features = first_look(examples, self.network, self.views)
                 held_out = held_out_examples(task, self.network, workers=self.workers)
-            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views)
+            crowded = self.capacity.crowded if self.rounds else 0.0
+            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views, crowded)
             saver = self._saver(task, examples, checkpoint)
             examples = examples.to(self.fabric.device)
             saved = saver and saver.load()
@@ -133,9 +136,10 @@ class Learner:
                 self._fit(draft, examples, phase, saver, saved)
                 saved = None
                 if phase == 0:
-                    draft.keep_warm()
+                    draft.end_dense_training()
                 if phase < self.rounds:
                     masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
+                    masks = self.capacity.within(masks, self.network.taken, draft.weights())
                     draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
             with self._seeded(OBSERVE):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.backbones import Builtin
+from cps.capacity import Capacity
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import check_familiarity
 from cps.learner import SETTINGS, Learner
@@ -76,6 +77,7 @@ FORMS: dict[str, Callable[[Any], bool]] = {  # what each setting of a file may b
     "normalize": lambda value: value is None or isinstance(value, Normalize),
     "views": lambda value: value is None or (callable(value) and hasattr(value, "turns")),
     "prune_images": lambda value: _is_count(value) and value > 0,
+    "capacity": lambda value: value is None or isinstance(value, Capacity),
     "seed": _is_count,
 }
 

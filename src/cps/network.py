@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from cps.capacity import check_capacity
 from cps.data import ClassName
-from cps.draft import Draft
+from cps.draft import Draft, fresh_head
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
@@ -99,27 +99,32 @@ class SharedNetwork:
         return self.prepare(images.to(self.device))
 
     def grow(
-        self, classes: Sequence[ClassName], features: int, generator: torch.Generator, views: Views | None = None
+        self,
+        classes: Sequence[ClassName],
+        features: int,
+        generator: torch.Generator,
+        views: Views | None = None,
+        crowded: float = 0.0,
     ) -> Draft:
-        """Start the subnetwork of a new task, with every connection on and a fresh head."""
+        """Start the subnetwork of a new task, with every connection on and a fresh head.
+
+        Where less than a share of `crowded` is free, it is to learn which sealed connections it uses.
+        """
+        is_choosing = bool(self.subnetworks) and self.free_share() < crowded
         if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
             learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
-            check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns)
+            check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
         views = views or Upright()
-        outputs = len(classes) * views.turns
-        head = nn.Linear(features, outputs, device="meta").to_empty(device="cpu")  # draws nothing itself
-        with torch.no_grad():
-            for parameter in head.parameters():
-                parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
         return Draft(
             self.backbone,
-            head.to(self.device),
+            fresh_head(features, len(classes) * views.turns, generator).to(self.device),
             self.parts,
             classes=classes,
             mirrors=views.mirrors,
             weights=self.weights,
             taken=self.taken,
             private=self.initial,
+            is_choosing=is_choosing,
         )
 
     @torch.no_grad()

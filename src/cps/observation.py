@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 ENOUGH = 100  # images held out of training that tell alone how familiar others look
 
 
+def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
+    """Return the selectors of a learner; refuse none at all, and two of a name."""
+    if not selectors or len({selector.name for selector in selectors}) < len(selectors):
+        raise ValueError("at least one selector is needed to predict, and no two of the same name")
+    return tuple(selectors)
+
+
 def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> None:
     """Refuse a selector that needs numbers about earlier tasks which were not kept."""
     for selector in selectors:

@@ -10,6 +10,7 @@ from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.backbones import SmallConvNet, large_resnet18, resnet18, resnet18_third, resnet32
+from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.data import Data
 from cps.folders import ImageFolder
@@ -29,6 +30,7 @@ from cps.sources import (
 from cps.views import Rotations, Views
 
 SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
+PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -50,6 +52,7 @@ class Recipe:
     views: Views | None = None
     normalize: Normalize | None = None
     prune_images: int = 1000
+    capacity: Capacity | None = None
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     order: int | None = None
     pretrained: Callable[[nn.Module, Path | None], None] | None = None
@@ -71,6 +74,7 @@ class Recipe:
     def learner_settings(self) -> dict[str, Any]:
         """Return what `Learner` takes of the recipe."""
         names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "views", "normalize", "prune_images")
+        names += ("capacity",)
         return {name: getattr(self, name) for name in names}
 
     def selecting_by(self, name: str) -> "Recipe":
@@ -118,6 +122,7 @@ def cifar100(tasks: int) -> Recipe:
         rounds=3,
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
+        capacity=PAPER,
     )
 
 
@@ -136,6 +141,7 @@ def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe
         rounds=1,
         augment=Chain((ResizedCrop(), Flip())),
         normalize=IMAGENET,
+        capacity=PAPER,
         order=1993,
     )
 
@@ -157,6 +163,7 @@ def cub200() -> Recipe:
         rounds=1,
         augment=Chain((ResizedCrop(), Flip())),
         normalize=IMAGENET,
+        capacity=PAPER,
         prune_images=100,
     )
 
@@ -178,6 +185,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), Cascade()),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
+        capacity=PAPER,
         group_sizes=(1, 2, 5, 10, 20, 50, 60),
     )
 

@@ -99,14 +99,16 @@ class Trainer:
         """
         if start >= training.epochs:
             return
+        guard = guard or {}
+        reach = max((kept.reach for kept in guard.values()), default=0.0)
         examples = examples.to(self.fabric.device)
-        steps: Steps = self._engine_for(model, examples, training, show) or _PlainSteps(
+        steps: Steps = self._engine_for(model, examples, training, show, guard) or _PlainSteps(
             model, training, self.fabric, show
         )
         try:
-            steps.begin(model, guard or {}, optimizer_state)
+            steps.begin(model, guard, optimizer_state)
             for epoch in range(start, training.epochs):
-                loss = self._epoch(steps, model, examples, training, seed, epoch, show.draws)
+                loss = self._epoch(steps, model, examples, training, seed, epoch, show.draws, reach)
                 if not math.isfinite(loss):
                     raise FloatingPointError(
                         f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
@@ -126,6 +128,7 @@ class Trainer:
         seed: Seed,
         epoch: int,
         draws: int,
+        reach: float,
     ) -> float:
         """Train for an epoch; return the mean loss."""
         model.train()
@@ -139,12 +142,12 @@ class Trainer:
         # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
         shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
         with seeded(device, *seed, epoch, NOISE, rank), same_bits():
-            total = steps.run(examples, Plan(mine, uniform, factors, shares))
+            total = steps.run(examples, Plan(mine, uniform, factors, shares, reach / (training.epochs * len(order))))
         agree_on_buffers(model, self.fabric)
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
     def _engine_for(
-        self, model: Classifier, examples: Examples, training: Training, show: Presentation
+        self, model: Classifier, examples: Examples, training: Training, show: Presentation, guard: Guard
     ) -> Engine | None:
         """Return the engine for this fit, the last one if it serves; None where there can be none."""
         precision = precision_of(self.fabric)
@@ -161,14 +164,23 @@ class Trainer:
             self._tell_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
             return None
         is_long = training.epochs * len(examples) >= LONG * training.batch_size
-        key = (*shape_of(model, examples.images, training), show, is_long)
+        choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
+        key = (*shape_of(model, examples.images, training), show, is_long, choosing)
         if self._engine is None or self._engine[0] != key:
             self._engine = None  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
             images = images.to(self.fabric.device)
             with same_bits():
-                engine = Engine(model, images, training, show, is_narrow=PRECISIONS[precision], is_long=is_long)
+                engine = Engine(
+                    model,
+                    images,
+                    training,
+                    show,
+                    is_narrow=PRECISIONS[precision],
+                    is_long=is_long,
+                    choosing=choosing,
+                )
             self._engine = key, engine
         return self._engine[1]
 
@@ -209,16 +221,17 @@ class _PlainSteps:
         for (images, labels), own, factor, share in steps:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
-            self._step(images.to(self.fabric.device), labels.to(self.fabric.device), own, share)
+            moved = images.to(self.fabric.device), labels.to(self.fabric.device)
+            self._step(*moved, own, share, plan.pace * factor)
         return self.total
 
-    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float) -> None:
+    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float, pace: float) -> None:
         pixels, labels = self.show(images, labels, uniform)
         loss = F.cross_entropy(self.wrapped(pixels).float(), labels) * share
         self.fabric.backward(loss)
         self.stepper.step()
+        self.protect(pace)
         self.stepper.zero_grad()
-        self.protect()
         self.total += loss.detach()
 
     def settle(self) -> None:

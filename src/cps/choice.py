@@ -1,0 +1,26 @@
+"""Choices: which sealed weights a task uses, learned where hardly any weight is free.
+
+Every connection has a score and is on while that is positive. The gradient of a score is taken straight through the
+switch: it is that of the weights times the weights, whether they are on or off. So nothing but the guard has to know
+of scores; a backbone just holds zeros where they are off.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+REACH = 10.0  # how far scores, which start at one, could move in a whole training at its full rate
+
+
+def first_scores(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the scores of connections that are all on."""
+    return {name: torch.ones(mask.shape, device=mask.device) for name, mask in masks.items()}
+
+
+def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor, pace: float | Tensor) -> None:
+    """Move the scores of usable connections down their gradient, in place, by `pace` in root mean square."""
+    gain = (gradient * sealed).flatten(2).sum(dim=2) if sealed.ndim > 2 else gradient * sealed
+    gain = gain.reshape(usable.shape) * usable
+    size = (gain.square().sum() / usable.sum().clamp(min=1)).sqrt()
+    scores.sub_(pace * gain / size.clamp(min=1e-30))
