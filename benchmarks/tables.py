@@ -89,7 +89,8 @@ def crowding_table() -> str:
         free = statistics.fmean(found["free"][-1] for found in runs)
         rows.append([way, *(f"{value:.1f}" for value in each), mean_and_spread(means), f"{free:.0f}"])
     head = ["way", *(f"task {task + 1}" for task in tasks), "mean", "% free at the end"]
-    note = f"Mean over {len(runs)} class orders; {run['device']}, torch {run['versions']['torch']}."
+    orders = len(next(iter(run["ways"].values())))
+    note = f"Mean over {orders} class orders; {run['device']}, torch {run['versions']['torch']}."
     return "\n".join([_markdown(head, rows), "", note])
 
 

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from cps.metrics import average_accuracy, average_incremental_accuracy, backward_transfer, history, summary
+from cps.metrics import (
+    auroc,
+    average_accuracy,
+    average_incremental_accuracy,
+    backward_transfer,
+    false_positive_rate,
+    history,
+    summary,
+)
 
 NAN = np.nan
 ACCURACY = np.array([[90.0, NAN, NAN], [80.0, 70.0, NAN], [60.0, 50.0, 40.0]])
@@ -30,3 +38,18 @@ def test_negative_control_a_transposed_matrix_gives_other_numbers():
 
 def test_the_summary_is_plain_data_without_nan():
     assert summary(ACCURACY)["accuracy"] == [[90.0, None, None], [80.0, 70.0, None], [60.0, 50.0, 40.0]]
+
+
+def test_auroc_counts_pairs_and_halves_ties():
+    assert auroc([3, 2, 2], [1, 2]) == pytest.approx((2 + 1.5 + 1.5) / 6)
+    assert auroc([1, 2], [3, 4]) == 0
+    draws = np.random.default_rng(0)
+    known, strange = draws.normal(1, 1, 400), draws.normal(0, 1, 300)
+    assert auroc(known, strange) == pytest.approx(np.mean(known[:, None] > strange[None]))
+
+
+def test_strangers_that_pass_where_most_known_things_do_are_counted():
+    known, strange = np.arange(1, 101), np.array([1, 5, 6, 7, 100])
+    assert false_positive_rate(known, strange, 0.95) == 3 / 5  # the threshold is 6: 95 known ones pass
+    assert false_positive_rate(known, strange, 1.0) == 1
+    assert false_positive_rate(known, [0.5], 1.0) == 0

@@ -41,14 +41,20 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
     """
     if not 0 <= reject < 1:
         raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
-    known = torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
     if reject == 0:
-        return known
+        return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
+    return how_familiar(network, evidence, tasks) >= round(reject * STEPS)
+
+
+def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:
+    """Return how many in a thousand of its selected task's own images look no more familiar than each image."""
+    found = torch.full((len(tasks),), STEPS, device=tasks.device)
     for task in tasks.unique().tolist():
         kept = network.subnetworks[task].statistics.get(NAME)
         if kept is None:
             log.warning("task %d was learned before cps noted how familiar images look; none is unknown to it", task)
             continue
         mine = tasks == task
-        known[mine] = evidence[task].logits[mine].amax(dim=1) >= kept["quantiles"][round(reject * STEPS)]
-    return known
+        largest = evidence[task].logits[mine].amax(dim=1)
+        found[mine] = torch.searchsorted(kept["quantiles"], largest, right=True) - 1
+    return found

@@ -5,7 +5,7 @@
 """
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 Matrix = NDArray[np.float64]
 
@@ -31,6 +31,19 @@ def average_incremental_accuracy(accuracy: Matrix) -> float:
 def history(accuracy: Matrix) -> list[float]:
     """Return ACC after each task, as the paper's accuracy curves show it."""
     return [float(row[: after + 1].mean()) for after, row in enumerate(accuracy)]
+
+
+def auroc(known: ArrayLike, strange: ArrayLike) -> float:
+    """Return how often a known thing scores higher than a strange one, of 1; ties count half."""
+    scores = np.sort(np.asarray(strange))
+    places = (np.searchsorted(scores, known, side="left") + np.searchsorted(scores, known, side="right")) / 2
+    return float(places.mean() / len(scores))
+
+
+def false_positive_rate(known: ArrayLike, strange: ArrayLike, recall: float) -> float:
+    """Return the share of strange things that pass a threshold which that share of known ones pass."""
+    threshold = np.sort(np.asarray(known))[::-1][max(0, int(np.ceil(recall * np.size(known))) - 1)]
+    return float((np.asarray(strange) >= threshold).mean())
 
 
 def summary(accuracy: Matrix) -> dict[str, object]:
