@@ -7,18 +7,25 @@ made with that, published figures without.
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import cps
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
+from cps.data import as_examples
+from cps.metrics import auroc
 from cps.recipes import RECIPES, Recipe
 from cps.scenario import Scenario, split_by_class
 from cps.settings import MakeOptimizer, scaled
 from cps.storage import write_text
+from cps.subnetwork import local_labels
+from cps.survey import survey
 
 Change = Callable[[Recipe], Recipe]
 
@@ -42,10 +49,20 @@ VARIANTS: dict[str, Change] = {
     "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
     "one-round": _with(rounds=1),
     "alpha-0.85": _with(pruner=cps.NNrelief(alpha=0.85)),
+    "alpha-0.95": _with(pruner=cps.NNrelief(alpha=0.95)),
+    "alpha-0.98": _with(pruner=cps.NNrelief(alpha=0.98)),
+    "budget": _with(capacity=cps.Capacity(budget=0.1)),
     "third": _with(backbone=lambda: cps.resnet18(3, (24, 48, 88, 176))),
+    "decay-0": _optimizer(cps.Adam(3e-3)),
+    "decay-5e-5": _optimizer(cps.Adam(3e-3, weight_decay=5e-5)),
+    "decay-1e-4": _optimizer(cps.Adam(3e-3, weight_decay=1e-4)),
+    "decay-2e-4": _optimizer(cps.Adam(3e-3, weight_decay=2e-4)),
+    "rate-1e-3": _optimizer(cps.Adam(1e-3, weight_decay=5e-4)),
     "sgd": _optimizer(cps.SGD(0.1, weight_decay=5e-4)),
     "sgd-light": _optimizer(cps.SGD(0.05, weight_decay=1e-3)),
     "adamw": _optimizer(cps.AdamW(2e-3, weight_decay=5e-2)),
+    "adamw-heavy": _optimizer(cps.AdamW(2e-3, weight_decay=0.2)),
+    "twice": lambda recipe: recipe.scaled(2.0),
     "colour": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip(), cps.Colour()))),
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
     "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
@@ -82,7 +99,7 @@ def main() -> None:
         if key not in done:
             done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant))
             write_text(arguments.out, compact(done))
-            print(key, json.dumps(done[key]["class_il"]), f"{done[key]['minutes']:.1f} min", flush=True)
+            print(key, json.dumps(done[key]), flush=True)
 
 
 def _changed(recipe: Recipe, variant: str) -> Recipe:
@@ -97,13 +114,15 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
     fabric = cps.make_fabric()
     learner = cps.Learner(recipe.backbone(), **settings, fabric=fabric)
-    tasks = _tasks(recipe, arguments)
+    every = _tasks(recipe, arguments)
+    tasks = every[: arguments.tasks]
     began = time.monotonic()
     for task in tasks:
         learner.learn(task)
     minutes = (time.monotonic() - began) / 60
     found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=SELECTORS)
     return {
+        "auroc": _auroc(learner, every),
         "task_il": found["task_il"]["ACC"],
         "class_il": {
             name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
@@ -121,8 +140,22 @@ def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
     scenario: Scenario = split_by_class(
         train, test, sizes=recipe.sizes, order=arguments.order, validation=arguments.validation
     )
-    tasks: Iterable[cps.Task] = list(scenario)[: arguments.tasks]
-    return [replace(task, test=task.val, val=None) if arguments.validation else task for task in tasks]
+    return [replace(task, test=task.val, val=None) if arguments.validation else task for task in scenario]
+
+
+def _auroc(learner: cps.Learner, every: list[cps.Task]) -> list[float]:
+    """Return how well the largest output of each subnetwork tells the images of its task from all others."""
+    found = []
+    for index in range(len(learner.network.subnetworks)):
+        largest = [_largest(learner, task, index) for task in every]
+        others = np.concatenate([values for task, values in enumerate(largest) if task != index])
+        found.append(100 * auroc(largest[index], others))
+    return found
+
+
+def _largest(learner: cps.Learner, task: cps.Task, index: int) -> Any:
+    examples = as_examples(task.test, partial(local_labels, task.classes))
+    return survey(learner.network, examples, learner.fabric)[index].logits.amax(dim=1).cpu().numpy()
 
 
 if __name__ == "__main__":

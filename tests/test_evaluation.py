@@ -76,10 +76,12 @@ def test_each_image_passes_each_subnetwork_once(learned, monkeypatch):
 
 
 def test_groups_are_drawn_at_random_and_the_last_may_be_smaller():
-    groups = _shuffled_groups(13, 5, seed=0, on=0)
-    assert sorted(torch.bincount(groups).tolist()) == [3, 5, 5]
-    assert not torch.equal(groups, consecutive_groups(13, 5))
-    assert torch.equal(groups, _shuffled_groups(13, 5, seed=0, on=0))
+    task = torch.tensor([0] * 13 + [1] * 7)
+    groups = _shuffled_groups(task, 5, seed=0)
+    assert sorted(torch.bincount(groups[:13]).tolist()) == [3, 5, 5]
+    assert set(groups[:13].tolist()).isdisjoint(groups[13:].tolist())
+    assert not torch.equal(groups[:13], consecutive_groups(13, 5))
+    assert torch.equal(groups, _shuffled_groups(task, 5, seed=0))
 
 
 def test_a_group_shares_its_task_and_a_mistaken_one_is_wrong_whole(learned):

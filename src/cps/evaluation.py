@@ -26,11 +26,21 @@ GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
 @dataclass(frozen=True)
 class Tested:
-    """The test images of one task: evidence to select and whether the true subnetwork is right, per image."""
+    """The test images of all tasks in turn: evidence to select, and per image its task and what is right of it.
 
-    evidence: Evidence
+    `right` says whether the true subnetwork names the class, `right_of_five` whether that is among its five best.
+    """
+
+    evidence: Sequence[Outputs]
+    task: Tensor
     right: Tensor
     right_of_five: Tensor | None
+
+    def until(self, after: int) -> tuple[Evidence, int]:
+        """Return the evidence as it was after a task: of the subnetworks so far, on the images of their tasks."""
+        images = int((self.task <= after).sum())
+        seen = [Outputs(*(values[:images] for values in outputs)) for outputs in self.evidence[: after + 1]]
+        return Evidence(lambda tasks: [seen[task] for task in tasks], after + 1), images
 
 
 def evaluate(
@@ -50,12 +60,9 @@ def evaluate(
     `top5` is the share of images whose class is among the five best of the selected subnetwork. Selectors may be
     given names to be listed by, else their own count. Several processes share the work, and all must call this.
     """
-    tested = [
-        _test(learner, task, index, flips=flips)
-        for index, task in zip(range(len(learner.network.subnetworks)), tasks, strict=False)
-    ]
-    task_il = summary(_matrix(len(tested), lambda _, on: tested[on].right))
-    task_il |= _top5([t.right_of_five for t in tested])
+    tested = _test(learner, list(tasks), flips=flips)
+    task_il = summary(_matrix(tested, dict.fromkeys(range(int(tested.task.max()) + 1), tested.right)))
+    task_il |= _top5(tested.right_of_five, tested)
     selectors = selectors or learner.selectors
     named = selectors if isinstance(selectors, Mapping) else {selector.name: selector for selector in selectors}
     class_il = {
@@ -65,45 +72,50 @@ def evaluate(
     return {"task_il": task_il, "class_il": class_il}
 
 
-def _test(learner: Learner, task: Task, index: int, *, flips: bool) -> Tested:
-    """Pass the test images of a task through every subnetwork, when it is asked for its outputs."""
+def _test(learner: Learner, tasks: Sequence[Task], *, flips: bool) -> Tested:
+    """Pass the test images of all learned tasks through every subnetwork."""
     network = learner.network
-    examples = as_examples(task.test, network.subnetworks[index].local, workers=learner.workers)
-    evidence = survey(network, examples, learner.fabric)
-    if flips:
-        evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
-    evidence.ask(range(len(evidence)))
-    logits = evidence[index].logits
-    labels = all_labels(examples).to(logits.device)
+    parts: list[list[Outputs]] = []
+    labels: list[Tensor] = []
+    for subnetwork, task in zip(network.subnetworks, tasks, strict=False):
+        examples = as_examples(task.test, subnetwork.local, workers=learner.workers)
+        evidence = survey(network, examples, learner.fabric)
+        if flips:
+            evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
+        parts.append(list(evidence))
+        labels.append(all_labels(examples).to(network.device))
+    own = [part[index].logits for index, part in enumerate(parts)]
+    right = [logits.argmax(dim=1) == truth for logits, truth in zip(own, labels, strict=True)]
     five = None
-    if logits.shape[1] > 5:
-        five = (logits.topk(5, dim=1).indices == labels[:, None]).any(dim=1)
-    return Tested(evidence, logits.argmax(dim=1) == labels, five)
+    if all(logits.shape[1] > 5 for logits in own):
+        best = [logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own, labels, strict=True)]
+        five = torch.cat([among.any(dim=1) for among in best])
+    every = [Outputs(*map(torch.cat, zip(*same, strict=True))) for same in zip(*parts, strict=True)]
+    sizes = torch.tensor([len(truth) for truth in labels], device=network.device)
+    return Tested(
+        every, torch.arange(len(sizes), device=network.device).repeat_interleave(sizes), torch.cat(right), five
+    )
 
 
-def _class_il(
-    learner: Learner, selector: Selector, tested: Sequence[Tested], group_size: int, seed: int
-) -> dict[str, object]:
+def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: int, seed: int) -> dict[str, object]:
     statistics = learner.network.statistics(selector.name)
-    groups = [_shuffled_groups(len(t.right), group_size, seed, on).to(t.right.device) for on, t in enumerate(tested)]
-
-    def is_selected(after: int, on: int) -> Tensor:
-        known = tested[on].evidence.until(after + 1)
-        return select(selector, known, statistics[: after + 1], groups[on]) == on
-
-    tasks = len(tested)
-    selected = {(after, on): is_selected(after, on) for after in range(tasks) for on in range(after + 1)}
-    accuracy = _matrix(tasks, lambda after, on: selected[after, on] & tested[on].right)
-    selection = _matrix(tasks, lambda after, on: selected[after, on])
-    five = [
-        None if t.right_of_five is None else t.right_of_five & selected[tasks - 1, on] for on, t in enumerate(tested)
-    ]
-    return {**summary(accuracy), **_top5(five), "selection": summary(selection)["accuracy"]}
+    groups = _shuffled_groups(tested.task, group_size, seed)
+    selected = {}
+    for after in range(int(tested.task.max()) + 1):
+        known, images = tested.until(after)
+        selected[after] = select(selector, known, statistics[: after + 1], groups[:images]) == tested.task[:images]
+    accuracy = _matrix(tested, {after: found & tested.right[: len(found)] for after, found in selected.items()})
+    last = selected[max(selected)]
+    five = None if tested.right_of_five is None else tested.right_of_five & last
+    selection = summary(_matrix(tested, selected))["accuracy"]
+    return {**summary(accuracy), **_top5(five, tested), "selection": selection}
 
 
-def _top5(right: Sequence[Tensor | None]) -> dict[str, float]:
-    known = [100 * float(r.float().mean()) for r in right if r is not None]
-    return {"top5": sum(known) / len(known)} if known and len(known) == len(right) else {}
+def _top5(right: Tensor | None, tested: Tested) -> dict[str, float]:
+    if right is None:
+        return {}
+    last = int(tested.task.max())
+    return {"top5": float(_matrix(tested, {last: right})[last].mean())}
 
 
 def _averaged(first: Evidence, second: Evidence) -> Evidence:
@@ -116,17 +128,22 @@ def _averaged(first: Evidence, second: Evidence) -> Evidence:
     return Evidence(mean, len(first))
 
 
-def _shuffled_groups(images: int, group_size: int, seed: int, on: int) -> Tensor:
-    """Return the group of each image, drawn at random."""
-    groups = torch.empty(images, dtype=torch.long)
-    groups[torch.randperm(images, generator=generator(seed, on))] = consecutive_groups(images, group_size)
-    return groups
+def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
+    """Return the group of each image, drawn at random within its task."""
+    groups, first = [], 0
+    for on, images in enumerate(task.bincount().tolist()):
+        own = torch.empty(images, dtype=torch.long)
+        own[torch.randperm(images, generator=generator(seed, on))] = first + consecutive_groups(images, group_size)
+        groups.append(own)
+        first = int(own.max()) + 1
+    return torch.cat(groups).to(task.device)
 
 
-def _matrix(tasks: int, entry) -> Matrix:
+def _matrix(tested: Tested, right: Mapping[int, Tensor]) -> Matrix:
     """Return the matrix (after, on) of the shares, in percent, of images that are right; NaN above the diagonal."""
-    matrix = np.full((tasks, tasks), np.nan)
-    for after in range(tasks):
-        for on in range(after + 1):
-            matrix[after, on] = 100 * float(entry(after, on).float().mean())
+    tasks = int(tested.task.max()) + 1
+    matrix, images = np.full((tasks, tasks), np.nan), tested.task.bincount()
+    for after, found in right.items():
+        hits = torch.bincount(tested.task[: len(found)], weights=found.double(), minlength=tasks)
+        matrix[after, : after + 1] = (100 * hits / images)[: after + 1].cpu().numpy()
     return matrix
