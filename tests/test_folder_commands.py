@@ -57,7 +57,7 @@ def test_learning_shows_what_was_chosen_and_what_came_out(parts):
     first, second = parts[1]
     for word in ("8 x 8", "small", "8 + 2 x 4", "asked for", "shift+flip", "32-true", "an estimate", "about"):
         assert word in first, word
-    assert "Learned task 1: bolt, nut from 40 images" in first
+    assert "Learned task 1: bolt, nut from 36 images" in first
     assert "as the model has it" in second
     assert "All tasks from before are unchanged" in second
     assert "with the task known" in second
@@ -253,7 +253,7 @@ def test_answers_of_another_computer_are_not_compared(model):
 def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
     before = cps.load(model).fingerprint(1)
     checkpoint_of(model).write_bytes(b"of an interrupted shipment")
-    shown = run("forget", model, "--task", 1).output
+    shown = run("forget", model, "--task", 1, "--yes").output
     assert "Forgot task 1 (bolt, nut)" in shown
     assert "Task 2 is now 1." in shown
     assert b"bolt" not in model.read_bytes()
@@ -261,15 +261,124 @@ def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
     assert [path.name for path in model.parent.iterdir()] == ["parts.cps"]
     assert cps.load(model).fingerprint(0) == before
     run("verify", model)
-    assert "no task 2; the model has 1" in run("forget", model, "--task", 2, code=1).output
-    run("forget", model, "--task", 1)
+    assert "no task 2; the model has 1" in run("forget", model, "--task", 2, "--yes", code=1).output
+    run("forget", model, "--task", 1, "--yes")
     assert "tasks 0" in run("inspect", model).output
     assert "no task left" in run("predict", model.parent, "--model", model, *CPU, code=1).output.replace("\n", " ")
 
 
+def test_nothing_is_forgotten_where_nobody_can_be_asked(model):
+    before = model.read_bytes()
+    assert "add --yes where nobody can be asked" in run("forget", model, "--task", 1, code=1).output.replace("\n", " ")
+    assert model.read_bytes() == before
+
+
+def test_forgetting_says_that_an_interrupted_learning_is_lost(model):
+    assert "checkpoint" not in run("forget", model, "--task", 1, "--yes").output
+    checkpoint_of(model).write_bytes(b"of an interrupted shipment")
+    assert "checkpoint of an interrupted" in run("forget", model, "--task", 1, "--yes").output
+
+
+def test_files_that_are_left_out_are_named(model, tmp_path):
+    folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=6)
+    (folder / "pin" / "deep").mkdir()
+    shutil.copy(folder / "pin" / "0.png", folder / "pin" / "deep" / "1.png")
+    shutil.copy(folder / "pin" / "0.png", folder / "loose.png")
+    (folder / "washer" / "phone.heic").write_bytes(b"apple")
+    (folder / "washer" / "nowhere.png").symlink_to("gone")
+    (folder / "washer" / "folder.png").mkdir()
+    os.mkfifo(folder / "washer" / "pipe.png")
+    done = run("learn", folder, "--model", model, "--epochs", 1, *CPU).output.replace("\n", " ")
+    assert "6 file(s) are left out" in done
+    for name in ("loose.png", "pin/deep/1.png", "washer/phone.heic", "washer/nowhere.png", "washer/pipe.png"):
+        assert f"'{name}'" in done
+    shutil.rmtree(folder / "washer")
+    (folder / "washer" / "all").mkdir(parents=True)
+    assert "only folders in it" in run("learn", folder, "--model", model, *CPU, code=1).output.replace("\n", " ")
+
+
+def test_all_damaged_images_are_named_at_once(model, tmp_path):
+    folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=6)
+    for index in range(30):
+        (folder / "pin" / f"bad{index:02}.png").write_bytes(b"broken")
+    said = run("learn", folder, "--model", model, *CPU, code=1).output.replace("\n", "")
+    assert all(f"bad{index:02}.png' is not an image" in said for index in range(20))
+    assert "and 10 more" in said
+
+
+def test_one_class_alone_is_not_called_a_hundred_percent_right(model, tmp_path):
+    folder = write_shipment(tmp_path / "march", ["pin"], images=6)
+    done = run("learn", folder, "--model", model, "--epochs", 1, *CPU).output.replace("\n", " ")
+    assert "one class, so nothing to mistake, alone" in done
+    assert "with the task known" not in done
+    shown = run("inspect", model).output
+    assert "one" in shown
+    assert "task 3: learned on" in shown
+    assert "'march', 6 images, 1 of them held out" in shown
+
+
+MISTAKES = {
+    "is not a safetensors file": ["learn", "january", "--model", "new.cps", "--weights", "parts.cps.broken"],
+    "there is no file of weights": ["learn", "january", "--model", "new.cps", "--weights", "nowhere"],
+    "no accelerator 'abacus'": ["learn", "january", "--model", "new.cps", "--accelerator", "abacus"],
+    "no precision '7-bit'": ["learn", "january", "--model", "new.cps", "--precision", "7-bit"],
+    "is a file; a folder is needed": ["learn", "parts.cps", "--model", "new.cps"],
+    "is a folder, not a file": ["learn", "january", "--model", "february"],
+    "february' is a folder, not a file": ["inspect", "february"],
+}
+
+
+@pytest.mark.parametrize("said", MISTAKES)
+def test_a_mistake_is_explained_in_a_line(parts, said, monkeypatch):
+    monkeypatch.chdir(parts[0])
+    (parts[0] / "parts.cps.broken").write_bytes(b"\x89PNG and so on, which is no safetensors file at all")
+    assert said in run(*MISTAKES[said], code=1).output.replace("\n", " ")
+
+
+def test_a_missing_image_among_others_is_reported_and_the_others_are_predicted(parts):
+    root = parts[0]
+    picture = next((root / "inbox").rglob("*.png"))
+    done = run("predict", "nowhere.png", picture, "--model", root / "parts.cps", "--json", *CPU, code=3)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert rows[0]["error"] == "there is no file 'nowhere.png'"
+    assert rows[1]["error"] is None
+    run("predict", "nowhere.png", "nor here.png", "--model", root / "parts.cps", *CPU, code=1)
+
+
+def test_images_that_arrive_one_by_one_have_no_groups(parts):
+    root = parts[0]
+    run("predict", "--watch", root / "inbox", "--group", 3, "--model", root / "parts.cps", *CPU, code=2)
+
+
+def test_a_damaged_model_is_reported_as_json_too(model):
+    cut(model)
+    checks = json.loads(run("verify", model, "--json", code=1).stdout)
+    assert "damaged" in checks[0]["result"]
+
+
+def test_the_help_names_all_backbones():
+    from cps.backbones import BUILTINS
+    from cps.cli_model import BACKBONES
+
+    assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
+
+
+def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeypatch):
+    folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=12)
+    arguments = ["learn", folder, "--model", model, "--epochs", 3, *CPU]
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cps.growing._tell", stop)
+        assert "checkpoint" not in run(*arguments, code=130).stdout
+    assert "learning goes on from there" in run(*arguments).output
+
+
 def test_an_empty_model_learns_again(parts, model):
-    run("forget", model, "--task", 2)
-    run("forget", model, "--task", 1)
+    run("forget", model, "--task", 2, "--yes")
+    run("forget", model, "--task", 1, "--yes")
     run("learn", parts[0] / "january", "--model", model, "--epochs", 1, *CPU)
     assert cps.load(model).network.subnetworks[0].classes == ("bolt", "nut")
 

@@ -13,6 +13,7 @@ from cps.terminal import console, progress_bar, shown, warn
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned
 
+BACKBONES = "small, resnet18-third, resnet18, resnet18-large or resnet32"
 Model = Annotated[Path, typer.Argument(help="The model file.")]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")]
 
@@ -21,7 +22,7 @@ def learn(
     shipment: Annotated[Path, typer.Argument(help="A folder with a folder of images for each new class.")],
     model: Annotated[Path, typer.Option(help="The model file; it is created if there is none.")],
     size: Annotated[int | None, typer.Option(min=4, max=1024, help="Image size in pixels, for a new model.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Network of a new model: small, resnet18-third, ...")] = None,
+    backbone: Annotated[str | None, typer.Option(help=f"Network of a new model: {BACKBONES}.")] = None,
     imagenet: Annotated[bool, typer.Option("--imagenet", help="Start a new model from ImageNet weights.")] = False,
     weights: Annotated[Path | None, typer.Option(help="File of those weights, instead of a download.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs before pruning; half as many after each.")] = None,
@@ -64,6 +65,8 @@ def learn(
             warn(f"skipped: {error}")
         for warning in growing.known_classes(growth, read):
             warn(warning)
+        if growing.checkpoint_of(model).exists():
+            console.print("An interrupted run left a checkpoint; learning goes on from there.")
         with progress_bar() as show:
             learned = growing.learn(growth, read, share=hold_out, watch=show)
     _show_learned(growth, learned)
@@ -77,15 +80,17 @@ def inspect(model: Model, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(found, indent=1, ensure_ascii=False))
         return
-    table = Table("task", "classes", "learned", "images", "known", "found", "density", "proof")
+    table = Table("task", "classes", "known", "found", "density", "proof")
+    table.columns[1].overflow = "fold"
     for task in found["tasks"]:
-        notes = task["notes"]
-        accuracy = _accuracy(notes)
-        right = (f"{share:.0%}" for share in accuracy) if accuracy else ("", "")
-        history = (notes.get("day", ""), notes.get("images", ""))
-        cells = (task["task"], shown(_listed(task["classes"])), *(shown(part) for part in history), *right)
-        table.add_row(*map(str, cells), f"{task['density']:.1%}", task["fingerprint"][:8])
+        accuracy = _accuracy(task["notes"])
+        right = [f"{share:.0%}" for share in accuracy] if accuracy else ["", ""]
+        right[0] = "one class" if len(task["classes"]) == 1 else right[0]
+        cells = (str(task["task"]), shown(_listed(task["classes"])), *right, f"{task['density']:.1%}")
+        table.add_row(*cells, task["fingerprint"][:8])
     console.print(table)
+    for task in found["tasks"]:
+        console.print(f"task {task['task']}: {shown(_history(task['notes']))}", highlight=False, soft_wrap=True)
     console.print(
         "known, found: right answers on held-out images of the task when it was learned, with the task known and with "
         "it to be found among all; density: weights it uses; proof: start of its fingerprint",
@@ -103,9 +108,16 @@ def inspect(model: Model, as_json: Json = False) -> None:
 
 def verify(model: Model, as_json: Json = False) -> None:
     """Check that a model is whole: every digest, every fingerprint, and its answers where they can be compared."""
+    from cps.inspection import Check
     from cps.inspection import verify as check
+    from cps.storage import FileError
 
-    checks = check(model)
+    try:
+        checks = check(model)
+    except FileError as error:
+        if as_json:
+            print(json.dumps([Check("file", 1, str(error))._asdict()], indent=1))
+        raise
     if as_json:
         print(json.dumps([entry._asdict() for entry in checks], indent=1))
         return
@@ -137,7 +149,9 @@ def forget(
         if task > tasks:
             raise ValueError(f"there is no task {task}; the model has {tasks}, counted from 1")
         classes = _listed(learner.network.subnetworks[task - 1].classes)
-        if sys.stdin.isatty() and not yes:
+        if not yes:
+            if not sys.stdin.isatty():
+                raise ValueError("a task is forgotten for good; add --yes where nobody can be asked")
             typer.confirm(f"Forget task {task} ({classes}) for good?", abort=True)
         fresh = None
         if weights is not None:
@@ -149,7 +163,9 @@ def forget(
         if [learner.fingerprint(index) for index in range(len(others))] != before:
             raise RuntimeError("another task would change, so nothing was forgotten; please report this")
         learner.save(model)
-        checkpoint_of(model).unlink(missing_ok=True)  # it may hold weights of the task
+        if checkpoint_of(model).exists():
+            checkpoint_of(model).unlink()
+            console.print("The checkpoint of an interrupted `cps learn` is gone too: it may hold weights of the task.")
     free = learner.network.free_share()
     console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)
     if task < tasks:
@@ -167,12 +183,12 @@ def _show_choices(growth: "Growth", precision: str) -> None:
     images = sum(counts.values())
     expected = estimate(growth.learner, growth.size, images, max(2, len(counts)))
     of_what = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in its four turns"
-    table = Table("setting", "value", "why", title=f"{images} images of {of_what}")
+    table = Table("setting", "value", "why", title=f"{_number(images, 'image')} of {of_what}")
     for choice in growth.choices:
         table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, str(growth.learner.network.device))
     table.add_row("time", f"about {_duration(expected.seconds)}", "an estimate, from a few steps")
-    table.add_row("memory", f"about {expected.memory / 2**30:.1f} GiB", "an estimate")
+    table.add_row("memory", f"about {_size(expected.memory)}", "an estimate")
     console.print(table)
     if growth.learner.network.device.type == "cpu" and expected.memory > free_memory():
         warn(f"only {free_memory() / 2**30:.1f} GiB of memory are free; a smaller --size or --batch needs less")
@@ -181,8 +197,9 @@ def _show_choices(growth: "Growth", precision: str) -> None:
 def _show_learned(growth: "Growth", learned: "Learned") -> None:
     notes = learned.notes
     console.print(
-        f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from {notes['images']} images in "
-        f"{_duration(notes['seconds'])}.\nHeld-out accuracy: {_accuracy_in_words(notes)}.",
+        f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from "
+        f"{_number(notes['images'] - notes['held out'], 'image')} in {_duration(notes['seconds'])}.\n"
+        f"Held-out accuracy: {_accuracy_in_words(notes)}.",
         highlight=False,
     )
     if learned.task:
@@ -193,9 +210,20 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
 def _accuracy_in_words(notes: dict[str, Any]) -> str:
     accuracy = _accuracy(notes)
     if accuracy is None:
-        return "not measured, since no class has enough images"
+        return "not measured, since no image was held out"
     known, found = accuracy
-    return f"{known:.1%} with the task known, {found:.1%} among all tasks ({notes['held out']} images)"
+    alone = (
+        f"{known:.1%} with the task known" if len(notes["classes"]) > 1 else "one class, so nothing to mistake, alone"
+    )
+    return f"{alone}, {found:.1%} among all tasks ({_number(notes['held out'], 'image')})"
+
+
+def _history(notes: dict[str, Any]) -> str:
+    """Return what was noted when a task was learned; notes may be anyone's."""
+    if "day" not in notes:
+        return "learned without notes"
+    counts = f"{notes.get('images')} images, {notes.get('held out')} of them held out"
+    return f"learned on {notes['day']} from '{notes.get('folder')}', {counts}, in {notes.get('seconds')} s"
 
 
 def _accuracy(notes: dict[str, Any]) -> tuple[float, float] | None:
@@ -211,7 +239,15 @@ def _listed(names: Any) -> str:
     return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{max(1, number // 2**20)} MiB"
+
+
 def _duration(seconds: float) -> str:
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{max(1.0, seconds):.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

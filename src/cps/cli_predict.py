@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from cps.terminal import console, errors, progress_bar, shown
+from cps.terminal import console, errors, printable, progress_bar, shown
 
 if TYPE_CHECKING:
     from cps.inbox import Answer
@@ -44,6 +44,8 @@ def predict(
         raise typer.BadParameter(
             "give images or --watch; at most one of --json and --csv, and one of --group and --group-by-folder"
         )
+    if not images and (group > 1 or group_by_folder):
+        raise typer.BadParameter("images that arrive one by one have no groups; --group is for images that are named")
     from cps import inbox
     from cps.devices import make_fabric
     from cps.growing import size_of
@@ -110,7 +112,9 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
         sys.stdout.flush()
 
         def write_csv(answer: "Answer") -> None:
-            writer.writerow(_row(answer))
+            row = _row(answer)
+            seen = sys.stdout.isatty()  # by people, whose terminal a name must not command
+            writer.writerow({key: printable(value) if seen else value for key, value in row.items()})
             sys.stdout.flush()
 
         return write_csv

@@ -192,6 +192,8 @@ def _read_at_once(dataset: Dataset) -> Data | None:
         log.warning("%.1f GiB of images do not fit in memory; they are decoded anew in each epoch", size / 2**30)
         return None
     found = whole.read(indices)  # pyright: ignore[reportAttributeAccessIssue]
+    for error in found.skipped:
+        log.warning("skipped: %s", error)
     return found.images, found.labels
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")  # the last two are refused
+
 
 def make_fabric(
     *,
@@ -22,6 +24,7 @@ def make_fabric(
 
     `precision` is bf16-mixed on a GPU and 32-true elsewhere, unless given.
     """
+    _check(accelerator, precision)
     lightning = _lightning_fabric()
     several = devices * nodes > 1
     gpu = accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
@@ -36,6 +39,17 @@ def make_fabric(
         plugins=None if several else alone,
     )
     return ready(fabric)
+
+
+def _check(accelerator: str, precision: Any) -> None:
+    """Refuse what cannot be, in fewer words than lightning has."""
+    known = ("auto", "cpu", "cuda", "gpu", "mps")
+    if accelerator not in known:
+        raise ValueError(f"there is no accelerator '{accelerator}'; there are: {', '.join(known)}")
+    if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
+        raise ValueError("there is no GPU that torch could use here; take --accelerator cpu")
+    if isinstance(precision, str) and precision not in PRECISIONS:
+        raise ValueError(f"there is no precision '{precision}'; there are: {', '.join(PRECISIONS[:3])}")
 
 
 def ready(fabric: "Fabric") -> "Fabric":

@@ -14,8 +14,11 @@ from cps.learner import Learner
 from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.training import Epoch, Trainer
+from cps.views import looks_at
 
 BATCHES = 2  # that are timed, after as many to warm up
+PRUNING = 4  # epochs that pruning costs, where it looks at all images
+LOOKING = 0.3  # epochs that it costs to let a subnetwork look at all images
 
 
 class Estimate(NamedTuple):
@@ -49,11 +52,14 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         after_epoch=note_time,
     )
     each = (ends[1] - ends[0]) / len(noise)
-    epochs = learner.train.epochs + learner.rounds * learner.retrain.epochs
+    passes = learner.train.epochs + learner.rounds * learner.retrain.epochs
+    passes += PRUNING * learner.rounds * min(1.0, learner.prune_images / images)
+    looks = len(looks_at(learner.views.turns, learner.views.mirrors))
+    passes += LOOKING * (1 + len(learner.network.subnetworks)) * looks
     weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
     pixels = 3 * size * size
     memory = 8 * weights + batch_size * (2 * held + 4 * pixels) + 2 * images * pixels
-    return Estimate(each * images * epochs, memory)
+    return Estimate(each * images * passes, memory)
 
 
 def _activations(backbone: nn.Module, pixels: Tensor) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # whatever a file is called; no other runs
 LARGEST = 40_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
+MOST_NAMED = 20  # of the images that cannot be read
 READER = 3  # counted up whenever the same file would become other pixels
 
 
@@ -115,9 +116,6 @@ class ImageFolder(Dataset):
             try:
                 return decode_image(path, self.size, self.margin)
             except ImageError as error:
-                if not self.skip_damaged:
-                    raise
-                log.warning("skipped: %s", error)
                 return str(error)
 
         images = torch.empty(len(files), 3, self.size, self.size, dtype=torch.uint8)
@@ -133,6 +131,9 @@ class ImageFolder(Dataset):
                     self.watch(done, len(files))
         if not good:
             raise ImageError(f"none of the {len(files)} images in '{self.folder}' can be read; the first: {skipped[0]}")
+        if skipped and not self.skip_damaged:
+            more = f"\n... and {len(skipped) - MOST_NAMED} more" if len(skipped) > MOST_NAMED else ""
+            raise ImageError("\n".join(skipped[:MOST_NAMED]) + more)
         paths = [str(path.relative_to(self.folder)) for path in good]
         return FolderImages(images[: len(good)], [path.parent.name for path in good], paths, skipped)
 
@@ -163,19 +164,29 @@ def list_images(folder: str | Path) -> list[Path]:
     """Return the images in the folders of all classes, sorted; refuse a folder that has none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder '{folder}'")
+        raise FileNotFoundError(
+            f"'{folder}' is a file; a folder is needed, with a folder of images for each class"
+            if folder.exists()
+            else f"there is no folder '{folder}'"
+        )
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise ValueError(f"'{folder}' has no folders in it; put the images of each class in a folder of that name")
     files = []
     for name in classes:
-        found = sorted(p for p in name.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        found = sorted(p for p in name.iterdir() if p.suffix.lower() in SUFFIXES and is_plain_file(p))
         if not found:
+            deeper = " itself, only folders in it" if any(path.is_dir() for path in name.iterdir()) else ""
             raise ValueError(
-                f"the folder of class '{name.name}' holds no image; known are {', '.join(sorted(SUFFIXES))}"
+                f"the folder of class '{name.name}' holds no image{deeper}; known are {', '.join(sorted(SUFFIXES))}"
             )
         files += found
     return files
+
+
+def is_plain_file(path: Path) -> bool:
+    """Say whether a path is a file to read, and neither hidden nor a link to nothing, a folder or a pipe."""
+    return path.is_file() and not path.name.startswith(".")
 
 
 def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.ndarray:
@@ -192,6 +203,10 @@ def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.nd
         square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
     except ImageError:
         raise
+    except FileNotFoundError:
+        raise ImageError(f"there is no file '{path}'") from None
+    except UnidentifiedImageError:
+        raise ImageError(f"'{path}' is not an image of a known kind ({', '.join(FORMATS)})") from None
     except Exception as error:  # decoders raise whatever they like
         raise ImageError(f"'{path}' cannot be read as an image ({type(error).__name__}: {error})") from error
     edge = (scaled - size) // 2

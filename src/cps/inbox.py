@@ -40,16 +40,19 @@ class Answer:
 def find_images(places: Iterable[str | Path]) -> list[Path]:
     """Return the images that files, folders (with all folders in them) and patterns such as *.jpg name, in order.
 
-    A file that is named is taken whatever it is called; one that is named twice is taken once.
+    A file that is named is taken whatever it is called, and even if it is not there, which its answer will say; one
+    that is named twice is taken once.
     """
     found: dict[Path, None] = {}
+    missing = []
     for place in places:
         path = Path(place)
         paths = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
-        if not paths:
-            raise FileNotFoundError(f"there is no file or folder '{place}', and nothing fits it as a pattern")
-        for one in paths:
+        missing += [] if paths else [path]
+        for one in paths or [path]:
             found |= dict.fromkeys(_images_in(one) if one.is_dir() else [one])
+    if missing and len(missing) == len(found):
+        raise FileNotFoundError(f"there is no file or folder '{missing[0]}', and nothing fits it as a pattern")
     if not found:
         raise FileNotFoundError(f"there is no image in {', '.join(f'{str(place)!r}' for place in places)}")
     return list(found)

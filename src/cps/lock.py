@@ -18,9 +18,13 @@ def locked(path: str | Path) -> Iterator[None]:
     The lock is on a hidden file beside it, which is removed at the end.
     """
     path = Path(path).resolve()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.lock")
-    descriptor = _opened(beside, path)
+    if path.is_dir():
+        raise IsADirectoryError(f"'{path}' is a folder, not a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _opened(beside := path.with_name(f".{path.name}.lock"), path)
+    except OSError as error:
+        raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
     try:
         yield
     finally:

@@ -163,8 +163,8 @@ def _epochs(images: int, batch_size: int, wishes: Wishes) -> _Made:
     if wishes.epochs is not None:
         return _Made(wishes.epochs, "asked for")
     fewest, most = EPOCHS
-    wanted = round(STEPS * batch_size / images)
-    return _Made(min(most, max(fewest, wanted)), f"{images} images, about {STEPS} steps")
+    epochs = min(most, max(fewest, round(STEPS * batch_size / images)))
+    return _Made(epochs, f"{images} images: {epochs * -(-images // batch_size):,} steps")
 
 
 def _augment(size: int, is_grey: bool, wishes: Wishes) -> _Made:

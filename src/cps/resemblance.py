@@ -47,7 +47,7 @@ def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[
             if claimed is not None:
                 found.append(
                     f"images of '{name}' look like '{claimed}' of task {task + 1} to the model; if they are the same, "
-                    "stop here and keep to one name"
+                    "stop this with Ctrl-C and keep to one name"
                 )
     return found
 

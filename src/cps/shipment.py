@@ -14,13 +14,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cps.folders import FORMATS, ImageError, decode_image, file_digest, list_images
+from cps.folders import FORMATS, SUFFIXES, ImageError, decode_image, file_digest, list_images
 
 FEW = 20  # images of a class, below which a warning is due
 ENOUGH = 5  # images of a class, from which some can be held out
 SAMPLE = 200  # images that are looked at closely
 GREY = 4  # levels by which the channels of a grey image may differ; JPEG rounds
 THUMBNAIL = 32  # pixels
+NAMED = 5  # files that a warning names
 
 Watch = Callable[[str, int, int, str], None]  # what is done, how much of it, of how much, and a note
 
@@ -74,10 +75,22 @@ class Shipment:
         return chosen
 
     def warnings(self) -> list[str]:
-        """Return what the user should know: classes of few images, and images that lie in two classes."""
+        """Return what the user should know: files left out, classes of few images, images that lie in two classes."""
         few = {name: number for name, number in self.counts.items() if number < FEW}
         found = [f"class '{name}' has only {number} image(s); {FEW} or more are better" for name, number in few.items()]
-        return found + list(self._twins())
+        return [*self._overlooked(), *found, *self._twins()]
+
+    def _overlooked(self) -> Iterator[str]:
+        """Yield a warning if there are files that are not images, or not right in the folder of a class."""
+        taken = set(self.files)
+        others = [path for path in sorted(self.folder.rglob("*")) if path not in taken and not path.is_dir()]
+        others += [
+            path for path in sorted(self.folder.glob("*/*")) if path.is_dir() and path.suffix.lower() in SUFFIXES
+        ]
+        names = [str(p.relative_to(self.folder)) for p in others if not p.name.startswith(".")]
+        if names:
+            some = ", ".join(f"'{name}'" for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+            yield f"{len(names)} file(s) are left out, since they are no images right in the folder of a class: {some}"
 
     def _twins(self) -> Iterator[str]:
         """Yield a warning for each pair of classes that share an image, byte for byte."""

@@ -93,9 +93,7 @@ def read_imagenet100(folder: Path | None) -> tuple[Data, Data]:
 def imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
     """Load ImageNet weights into a torchvision ResNet-18: from a safetensors file, or downloaded by torchvision."""
     if file is not None:
-        from safetensors.torch import load_file
-
-        state = {name: value.float() if value.is_floating_point() else value for name, value in load_file(file).items()}
+        state = {n: value.float() if value.is_floating_point() else value for n, value in _weights_in(file).items()}
     else:
         from torchvision.models import ResNet18_Weights
 
@@ -111,6 +109,18 @@ def imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
     if missing:
         raise ValueError(f"'{file}' has no weights for {', '.join(sorted(missing)[:3])}; is it a ResNet-18?")
     backbone.load_state_dict({name: value for name, value in state.items() if name in wanted})
+
+
+def _weights_in(file: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file of weights '{file}'")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"'{file}' is not a safetensors file of weights ({error})") from None
 
 
 def _download_cub200(root: Path) -> None:

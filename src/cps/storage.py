@@ -45,9 +45,12 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 def in_one_step(path: Path) -> Iterator[Path]:
     """Give a file beside `path` to write, then put it in place; an error leaves what was there before."""
     partial = path.with_name(f".{path.name}{_rank()}.partial")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         partial.touch()
+    except OSError as error:
+        raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
+    try:
         mode = (path if path.exists() else partial).stat().st_mode
         yield partial
         partial.chmod(mode)  # safetensors writes files that only their owner may read
@@ -73,7 +76,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     """Return the header and the tensors of a file, each checked against its digest."""
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file '{path}'")
+        raise FileNotFoundError(f"'{path}' is a folder, not a file" if path.is_dir() else f"there is no file '{path}'")
     try:
         with safe_open(path, framework="pt") as file:
             header = _checked_header(path, kind, file.metadata() or {})

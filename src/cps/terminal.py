@@ -1,5 +1,7 @@
 """The terminal: where the command line writes, and errors in plain words."""
 
+import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
                 command(*args, **kwargs)
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors too, but none that went wrong
             raise
+        except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt:
             errors.print("\nStopped. What was learned is saved: give the same command again to go on.")
             raise typer.Exit(130) from None
@@ -64,6 +68,10 @@ def warn(what: str) -> None:
 
 def shown(text: object) -> str:
     """Return a text as it is to be shown, whoever wrote it: nothing in it is markup, or moves the cursor."""
-    return escape(
-        "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
-    )
+    return escape(printable(text))
+
+
+def printable(text: object) -> str:
+    """Return a text without signs that would move the cursor or change a terminal otherwise."""
+    known = (sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
+    return "" if text is None else "".join(known)
