@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from cps.metrics import (
     auroc,
@@ -51,5 +52,5 @@ def test_auroc_counts_pairs_and_halves_ties():
 def test_strangers_that_pass_where_most_known_things_do_are_counted():
     known, strange = np.arange(1, 101), np.array([1, 5, 6, 7, 100])
     assert false_positive_rate(known, strange, 0.95) == 3 / 5  # the threshold is 6: 95 known ones pass
-    assert false_positive_rate(known, strange, 1.0) == 1
+    assert false_positive_rate(torch.tensor(known), torch.tensor(strange), 1.0) == 1
     assert false_positive_rate(known, [0.5], 1.0) == 0

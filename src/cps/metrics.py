@@ -42,7 +42,8 @@ def auroc(known: ArrayLike, strange: ArrayLike) -> float:
 
 def false_positive_rate(known: ArrayLike, strange: ArrayLike, recall: float) -> float:
     """Return the share of strange things that pass a threshold which that share of known ones pass."""
-    threshold = np.sort(np.asarray(known))[::-1][max(0, int(np.ceil(recall * np.size(known))) - 1)]
+    best_first = np.sort(np.asarray(known))[::-1]
+    threshold = best_first[max(0, int(np.ceil(recall * len(best_first))) - 1)]
     return float((np.asarray(strange) >= threshold).mean())
 
 
