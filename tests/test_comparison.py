@@ -42,7 +42,7 @@ def test_runs_with_mirror_images_and_bounds_have_rows_of_their_own():
 
 def test_each_task_after_the_last_is_a_row():
     head, rows = comparison.row_table([made(), made(shift=2.0)], "20")
-    assert head == ["task", "demo, task known", "demo, groups of 20"]
+    assert head == ["task", "demo, task known", "demo, MaxOutput, groups of 20"]
     assert rows == [["1", "76.0 ± 1.4", "66.0 ± 1.4"], ["2", "86.0 ± 1.4", "76.0 ± 1.4"]]
 
 

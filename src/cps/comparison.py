@@ -65,13 +65,14 @@ def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
 
 
 def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the accuracy on each task after the last: the task known, and at one group size."""
+    """Return the head and rows of the accuracy on each task after the last: the task known, and by each selector."""
     columns: dict[str, list[str]] = {}
-    for name, same in by_recipe(runs).items():
+    for name, same in by_recipe([{**run, "flips": {}} for run in runs]).items():
         entries = {"task known": [run["task_il"] for run in same]}
-        found = [run["class_il"][run["default_selector"]].get(size) for run in same]
-        if all(found):
-            entries["one image" if size == "1" else f"groups of {size}"] = found
+        selectors, sizes = common(same)
+        for selector in selectors if size in sizes else []:
+            label = f"{selector}, {'one image' if size == '1' else f'groups of {size}'}"
+            entries[label] = [run["class_il"][selector][size] for run in same]
         for label, known in entries.items():
             last = zip(*(entry["accuracy"][-1] for entry in known), strict=True)
             columns[f"{name}, {label}"] = [mean_and_spread(values) for values in last]

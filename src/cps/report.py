@@ -72,9 +72,12 @@ def _overview(runs: Sequence[Results]) -> str:
 def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the table of accuracy by group size, as text."""
     sizes = list(next(iter(run["class_il"].values())))
-    rows = [["task known", *[_percent(run["task_il"]["ACC"])] * len(sizes)]]
-    for selector, by_size in run["class_il"].items():
-        rows.append([f"cps {selector}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
+    rows = []
+    for measured, how in ((run, ""), (run.get("flips"), ", flips")):
+        if measured:
+            rows.append([f"task known{how}", *[_percent(measured["task_il"]["ACC"])] * len(sizes)])
+            for selector, by_size in measured["class_il"].items():
+                rows.append([f"cps {selector}{how}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
     bounds = run.get("bounds", {})
     for name, label in (("finetuning", "finetuning"), ("joint", "joint training")):
         if name in bounds:
