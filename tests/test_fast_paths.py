@@ -11,6 +11,7 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
+from cps import training as training_module
 from cps.capture import compiled_alone
 from cps.crowd import Crowd
 from cps.data import TensorExamples
@@ -343,3 +344,15 @@ def test_images_that_do_not_fit_stay_in_pinned_memory_and_train_to_the_same_bits
     monkeypatch.setattr(cps.data, "_fits", lambda *_: False)
     assert run() == resident
     assert "pinned" in caplog.text
+
+
+def test_all_phases_of_a_task_ask_for_the_same_engine(make_learner, monkeypatch):
+    """24 images in batches of 16 for 2 epochs are 3 batches; with the retraining of two rounds they are 9."""
+    asked = []
+    monkeypatch.setattr(training_module, "LONG", 9)
+    monkeypatch.setattr(training_module.Trainer, "_engine_for", lambda *arguments: asked.append(arguments[-1]))
+    make_learner(rounds=2).learn(make_task(0))
+    assert asked == [True] * 3
+    asked.clear()
+    make_learner(rounds=1).learn(make_task(0))
+    assert asked == [False] * 2

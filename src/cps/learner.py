@@ -250,6 +250,7 @@ class Learner:
             after_epoch=after_epoch,
             start=saved.at.epoch if saved else 0,
             optimizer_state=saved.optimizer if saved else None,
+            epochs_in_all=self.train.epochs + self.rounds * self.retrain.epochs,
         )
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:

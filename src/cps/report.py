@@ -21,8 +21,8 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd;
 .cards li { flex: 1 1 9rem; border: 1px solid #ddd; border-radius: .5rem; padding: .7rem .9rem; }
 .cards b { display: block; font-size: 1.7rem; color: #0b5cad; } .cards .low b { color: #b8322f; }
 .cards .ceiling b { color: #3d8650; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { padding: .3rem .7rem; text-align: right; } td { white-space: nowrap; }
+table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: .9rem; }
+th, td { padding: .3rem .55rem; text-align: right; } td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
 tbody tr:nth-child(even) { background: #f6f8fa; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }

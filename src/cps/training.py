@@ -91,20 +91,21 @@ class Trainer:
         after_epoch: Callable[[Epoch], None] | None = None,
         start: int = 0,
         optimizer_state: dict[str, Any] | None = None,
+        epochs_in_all: int = 0,
     ) -> None:
         """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
 
         `show` turns raw images into what the classifier sees and is to say. `guard` is what must not move, by the
-        names of the backbone's parameters.
+        names of the backbone's parameters. `epochs_in_all` are those of all phases, which share one engine.
         """
         if start >= training.epochs:
             return
         guard = guard or {}
         reach = max((kept.reach for kept in guard.values()), default=0.0)
         examples = examples.to(self.fabric.device)
-        steps: Steps = self._engine_for(model, examples, training, show, guard) or _PlainSteps(
-            model, training, self.fabric, show
-        )
+        is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
+        engine = self._engine_for(model, examples, training, show, guard, is_long)
+        steps: Steps = engine or _PlainSteps(model, training, self.fabric, show)
         try:
             steps.begin(model, guard, optimizer_state)
             for epoch in range(start, training.epochs):
@@ -147,7 +148,7 @@ class Trainer:
         return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
 
     def _engine_for(
-        self, model: Classifier, examples: Examples, training: Training, show: Presentation, guard: Guard
+        self, model: Classifier, examples: Examples, training: Training, show: Presentation, guard: Guard, is_long: bool
     ) -> Engine | None:
         """Return the engine for this fit, the last one if it serves; None where there can be none."""
         precision = precision_of(self.fabric)
@@ -163,7 +164,6 @@ class Trainer:
         if found or not isinstance(examples, TensorExamples):
             self._tell_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
             return None
-        is_long = training.epochs * len(examples) >= LONG * training.batch_size
         choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
         key = (*shape_of(model, examples.images, training), show, is_long, choosing)
         if self._engine is None or self._engine[0] != key:
@@ -172,16 +172,8 @@ class Trainer:
             images, _ = next(examples.batches([some]))
             images = images.to(self.fabric.device)
             with same_bits():
-                engine = Engine(
-                    model,
-                    images,
-                    training,
-                    show,
-                    is_narrow=PRECISIONS[precision],
-                    is_long=is_long,
-                    choosing=choosing,
-                )
-            self._engine = key, engine
+                how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
+                self._engine = key, Engine(model, images, training, show, **how)
         return self._engine[1]
 
     def _tell_once(self, what: str) -> None:
