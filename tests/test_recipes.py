@@ -9,6 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from cps import sources
+import cps
 from cps.bench import Run
 from cps.learner import SETTINGS
 from cps.recipes import RECIPES, large_resnet18
@@ -151,3 +152,13 @@ def test_another_selector_can_be_asked_to_predict():
     ]
     with pytest.raises(ValueError, match="there is no selector 'Magic'; there are: .*MaxOutput"):
         chosen.selecting_by("Magic")
+
+
+def test_joint_training_has_settings_of_its_own_where_those_of_single_tasks_would_be_poor(tmp_path, fabric):
+    recipe = RECIPES["cifar100-10"]().scaled(0.1)
+    run = Run(recipe, tmp_path, fabric)
+    assert run._training_of("joint").epochs == 10
+    assert run._training_of("joint").optimizer == cps.SGD(0.1, weight_decay=5e-4)
+    assert run._training_of("finetuning") == recipe.train
+    digits = Run(RECIPES["digits"](), tmp_path, fabric)
+    assert digits._training_of("joint") == digits.recipe.train

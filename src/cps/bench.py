@@ -26,6 +26,7 @@ from cps.recipes import Recipe
 from cps.report import write_report
 from cps.scenario import Scenario
 from cps.seeds import seeded
+from cps.settings import Training
 from cps.sharing import describe_weights
 from cps.storage import write_text
 from cps.training import Epoch
@@ -150,7 +151,7 @@ class Run:
         return Baseline(
             self._fresh_backbone(),
             list(scenario),
-            recipe.train,
+            self._training_of(name),
             fabric=self.fabric,
             augment=recipe.augment,
             normalize=recipe.normalize,
@@ -158,6 +159,9 @@ class Run:
             workers=self.workers,
             watch=lambda stage, at: self._tick_of_baseline(name, stage, stages, at),
         )
+
+    def _training_of(self, name: str) -> Training:
+        return (self.recipe.joint if name == "joint" else None) or self.recipe.train
 
     def _tick_of_learner(self, at: Progress, tasks: int) -> None:
         train, retrain, rounds = self.recipe.train.epochs, self.recipe.retrain.epochs, self.recipe.rounds
@@ -170,7 +174,7 @@ class Run:
         self._tick(Tick("decoding images", 0, 1, done, images, None, 0, 0))
 
     def _tick_of_baseline(self, name: str, stage: int, stages: int, at: Epoch) -> None:
-        each = self.recipe.train.epochs
+        each = self._training_of(name).epochs
         self._tick(Tick(name, stage, stages, at.done, each, at.loss, stage * each + at.done, stages * each))
 
     def _tick(self, tick: Tick) -> None:

@@ -30,13 +30,17 @@ from cps.sources import (
 from cps.views import Rotations, Views
 
 SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
+JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
 PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment: data, the cut into tasks, backbone and the learner's settings; `cost` is in words."""
+    """One experiment: data, the cut into tasks, backbone and the learner's settings; `cost` is in words.
+
+    `joint` is how joint training on all classes trains, where `train` would make it a poor upper bound.
+    """
 
     name: str
     about: str
@@ -55,6 +59,7 @@ class Recipe:
     capacity: Capacity | None = None
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     order: int | None = None
+    joint: Training | None = None
     pretrained: Callable[[nn.Module, Path | None], None] | None = None
     cost: str = ""
 
@@ -87,7 +92,8 @@ class Recipe:
 
     def scaled(self, epochs: float) -> "Recipe":
         """Return the recipe with `epochs` times the epochs, for a short trial."""
-        return replace(self, train=scaled(self.train, epochs), retrain=scaled(self.retrain, epochs))
+        joint = self.joint and scaled(self.joint, epochs)
+        return replace(self, train=scaled(self.train, epochs), retrain=scaled(self.retrain, epochs), joint=joint)
 
 
 def digits() -> Recipe:
@@ -122,6 +128,7 @@ def cifar100(tasks: int) -> Recipe:
         rounds=3,
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
+        joint=JOINT,
         capacity=PAPER,
     )
 
@@ -185,6 +192,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), Cascade()),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
+        joint=JOINT,
         capacity=PAPER,
         group_sizes=(1, 2, 5, 10, 20, 50, 60),
     )
@@ -206,6 +214,7 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         augment=Chain((PadCrop(4), Flip())),
         views=Rotations(mirrors=True),
         normalize=IMAGENET,
+        joint=JOINT,
     )
 
 
