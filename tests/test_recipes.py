@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from cps import sources
 import cps
+from cps import sources
 from cps.bench import Run
 from cps.learner import SETTINGS
 from cps.recipes import RECIPES, large_resnet18
