@@ -99,6 +99,30 @@ def load_table() -> str:
     return "\n".join([_markdown(head, rows), "", note])
 
 
+def streams_table() -> str:
+    """Return the accuracy on images in a row, by how often their task changes."""
+    run = read("streams")
+    rates = list(next(iter(run["streams"].values())))
+    rows = [[name, *(f"{found[rate]:.1f}" for rate in rates)] for name, found in run["streams"].items()]
+    head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
+    note = f"{run['images']:,} test images in each stream; `{run['recipe']}`, order {run['order']}."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
+def strangers_table() -> str:
+    """Return how many known images and strangers are called unknown."""
+    run = read("streams")
+    found = run["strangers"]
+    rows = [
+        [share, *(f"{value:.1f}" for value in cells)] for share, cells in found["rejected (known, strangers)"].items()
+    ]
+    note = (
+        f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; `{run['recipe']}`, order {run['order']}, five of ten "
+    )
+    note += "tasks learned, the test images of the others as strangers."
+    return "\n".join([_markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows), "", note])
+
+
 def crowding_table() -> str:
     """Return how well each task of the digits is learned in a network that fills up, by the way of sharing it."""
     run = read("crowding-cpu")
@@ -135,6 +159,7 @@ TABLES = {
         "metrics": partial(paper_table, metrics_table),
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
+    "docs/one-image.md": {"streams": streams_table, "strangers": strangers_table},
     "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table},
 }
