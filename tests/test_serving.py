@@ -2,7 +2,6 @@
 
 import io
 import random
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -15,7 +14,6 @@ import cps
 from conftest import make_task
 from cps import serving
 from cps.folders import decode_image
-from cps.gate import Limits
 from cps.hosting import Host
 from served import LIMITS, SIZE, eventually, learn, learned, picture, post, serving_at
 
@@ -97,13 +95,13 @@ def large_png():
     ("uploads", "fields", "status", "sentence"),
     [
         ([], {}, 422, "expected one or more image files as 'images'"),
-        ([("empty.png", b"")], {}, 400, "'empty.png' is empty"),
+        ([("empty.png", b"")], {}, 415, "'empty.png' is empty"),
         ([("text.png", b"this is no image")], {}, 415, "'text.png' is not an image that can be read"),
         ([("page.svg", b"<svg xmlns='http://www.w3.org/2000/svg'/>")], {}, 415, "is not an image"),
         ([("script.eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")], {}, 415, "is not an image"),
         ([("short.png", picture(0)[:300])], {}, 415, "'short.png' is damaged, or cut short"),
-        ([("good.png", picture(0)), ("bad.png", b"x")], {}, 415, "'bad.png'"),
-        ([("wide.png", large_png())], {}, 413, "'wide.png' has 1001 x 1000 pixels, more than 1 million"),
+        ([("bad.png", b"x"), ("empty.png", b"")], {}, 415, "'bad.png'"),
+        ([("wide.png", large_png())], {}, 415, "'wide.png' has 1001 x 1000 pixels, more than 1 million"),
         ([(f"{i}.png", picture(i)) for i in range(7)], {}, 413, "7 images are more than the 6 of one request"),
         ([("noise.png", picture(0, side=700))], {}, 413, "larger than 1 MiB"),
         ([("good.png", picture(0))], {"group": "perhaps"}, 422, "expected true or false as 'group'"),
@@ -114,6 +112,33 @@ def test_a_bad_request_is_refused_in_one_plain_sentence(address, uploads, fields
     reply = post(address, *uploads, **fields)
     assert reply.status_code == status, reply.text
     assert sentence in reply.json()["error"]
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_images_that_cannot_be_read_get_an_error_each_and_the_others_an_answer(address, learner, group):
+    good, bad = [picture(seed) for seed in (0, 1, 4, 2)], {"text.png": b"no image", "wide.png": large_png()}
+    uploads = [("0.png", good[0]), *bad.items(), *((f"{i}.png", good[i]) for i in (1, 2, 3))]
+    reply = post(address, *uploads, group=str(group).lower())
+    assert reply.status_code == 200, reply.text
+    found = reply.json()["images"]
+    assert [image["file"] for image in found] == [name for name, _ in uploads]
+    answered = [image for image in found if image["error"] is None]
+    alone, together = expected(learner, good), expected(learner, good, group_size=4)
+    assert alone.classes != together.classes  # else a group would show nothing
+    assert [(image["file"], image["class"]) for image in answered] == list(
+        zip(("0.png", "1.png", "2.png", "3.png"), shown((together if group else alone).classes), strict=True)
+    )
+    for image in found[1:3]:
+        assert image.pop("file") in image.pop("error")
+        assert set(image.values()) == {None}
+
+
+def test_where_no_image_can_be_read_each_error_is_told(address):
+    reply = post(address, ("bad.png", b"x"), ("empty.png", b""), group="true")
+    assert reply.status_code == 415
+    errors = [image["error"] for image in reply.json()["images"]]
+    assert reply.json()["error"] == errors[0]
+    assert "'empty.png' is empty" in errors[1]
 
 
 def test_a_body_of_unknown_length_is_bounded_too(address):
@@ -129,9 +154,13 @@ def test_a_body_of_unknown_length_is_bounded_too(address):
 
 
 def test_what_is_not_there_and_what_is_not_asked_so_is_said_in_json(address):
-    assert httpx.get(f"{address}/nothing").json()["error"].startswith("there is nothing here")
-    assert httpx.get(f"{address}/predict").status_code == 405
-    assert httpx.get(f"{address}/docs").status_code == 404
+    missing = httpx.get(f"{address}/nothing").json()["error"]
+    for path in ("/docs", "/openapi.json", "/predict", "/model", "/health"):
+        assert path in missing
+        reply = httpx.delete(f"{address}{path}")
+        assert reply.status_code == 405
+        method = {"/predict": "POST", "/openapi.json": "GET or HEAD"}.get(path, "GET")
+        assert reply.json()["error"].endswith(f"; use {method} {path}")
 
 
 def test_damaged_images_never_break_the_server(address):
@@ -143,7 +172,7 @@ def test_damaged_images_never_break_the_server(address):
             content[chance.randrange(len(content))] = chance.randrange(256)
         kept = chance.choice((len(content), chance.randrange(1, len(content))))
         seen.add(post(address, ("x", bytes(content[:kept]))).status_code)
-    assert seen <= {200, 413, 415}
+    assert seen <= {200, 415}
     assert {200, 415} <= seen
 
 
@@ -155,35 +184,6 @@ def test_names_of_files_are_never_paths(address, tmp_path, monkeypatch):
         if reply.status_code == 200:
             assert len(reply.json()["images"][0]["file"]) <= 200
     assert list(tmp_path.iterdir()) == []
-
-
-def half_a_request(address):
-    """Return a connection that has sent a part of a request."""
-    host, port = address.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=30)
-    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 4\r\n\r\n"
-    connection.sendall(head.encode() + b"--")
-    return connection
-
-
-def test_more_requests_than_are_taken_at_once_are_told_to_come_back(model):
-    with serving_at(model, Limits(at_once=2, seconds=20)) as address:
-        waiting = [half_a_request(address) for _ in range(2)]
-        eventually(address, lambda health: health["at_work"] == 2)
-        reply = post(address, ("x.png", picture(0)))
-        assert reply.status_code == 503
-        assert reply.headers["retry-after"] == "1"
-        assert "try again soon" in reply.json()["error"]
-        for connection in waiting:
-            connection.close()
-        eventually(address, lambda health: health["at_work"] == 0)
-        assert post(address, ("x.png", picture(0))).status_code == 200
-
-
-def test_a_request_that_does_not_arrive_in_time_is_let_go(model):
-    with serving_at(model, Limits(seconds=0.2)) as address, half_a_request(address) as connection:
-        reply = connection.recv(4096)
-        assert b" 408 " in reply.splitlines()[0]
 
 
 def test_many_at_once_get_the_right_answer_or_are_told_to_come_back(address, learner):

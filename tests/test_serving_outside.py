@@ -1,4 +1,4 @@
-"""The server as outsiders meet it: a browser, a fuzzer of its OpenAPI document, a terminal."""
+"""The server as outsiders meet it: a browser, a fuzzer of its OpenAPI document, slow connections, a terminal."""
 
 import base64
 import hashlib
@@ -13,12 +13,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import cps
 from browser import CHROMIUM, browser
 from cps.cli import app
-from served import eventually, learned, picture, serving_at
+from cps.gate import Limits
+from served import SIZE, eventually, learned, picture, post, serving_at
 
 XSS = "<img src=x onerror=alert(1)>.png"
 
@@ -46,9 +49,10 @@ def uploads(tmp_path_factory):
     return [folder / name for name in ("cat.png", XSS, "notes.png")]
 
 
-def test_the_page_stands_alone_and_its_policy_allows_nothing_else(address):
-    reply = httpx.get(address)
-    page = (files("cps") / "page.html").read_text()
+@pytest.mark.parametrize(("path", "file"), [("/", "page.html"), ("/docs", "docs.html")])
+def test_a_page_stands_alone_and_its_policy_allows_nothing_else(address, path, file):
+    reply = httpx.get(f"{address}{path}")
+    page = (files("cps") / file).read_text()
     assert reply.text == page
     assert not re.search(r"https?://", page)
     assert "innerHTML" not in page
@@ -91,6 +95,10 @@ def test_a_person_uploads_images_in_a_browser_and_sees_what_they_are(address, up
         tab.run("document.getElementById('group').click()")
         tab.upload("#files", *uploads[:2])
         tab.wait(f"{ANSWERED} && document.querySelectorAll('.class').length === 2")
+        tab.upload("#files", *uploads[::-1])  # of a group, only what cannot be read has no answer
+        tab.wait(f"{ANSWERED} && document.querySelectorAll('.class').length === 2")
+        assert tab.run(TEXTS.format(".result.failed .file")) == ["notes.png"]
+        assert tab.run(TEXTS.format(".result:not(.failed) .file")) == [XSS, "cat.png"]
         (tmp_path / "page.png").write_bytes(tab.picture())
         tab.run(DROP)
         tab.wait("document.querySelector('.result .error')?.textContent.startsWith(\"'dropped.png' is not an image\")")
@@ -100,6 +108,48 @@ def test_a_person_uploads_images_in_a_browser_and_sees_what_they_are(address, up
     with Image.open(tmp_path / "page.png") as shot:
         assert shot.size[0] == 1200
         assert len(shot.convert("RGB").getcolors(2**24)) > 50
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_says_how_sure_a_subnetwork_is_unless_it_knows_one_class_only(tmp_path):
+    learner, name = learned(), "a class name that is longer than any column that was made for it"
+    learner.views = cps.Rotations()
+    learner.learn(cps.Task([name], train=(torch.rand(8, 3, SIZE, SIZE), [name] * 8)))
+    learner.save(tmp_path / "model.cps")
+    (tmp_path / "cat.png").write_bytes(picture(0))
+    with serving_at(tmp_path / "model.cps") as address, browser(tmp_path / "profile") as tab:
+        tab.open(address, width=700)
+        tab.wait("document.querySelectorAll('#tasks > li').length === 3")
+        assert "Cascade" not in tab.run("document.body.innerText")
+        assert tab.run("document.getElementById('facts').lastChild.title") == "The selector: Cascade"
+        tab.upload("#files", tmp_path / "cat.png")
+        tab.wait(ANSWERED)
+        rows = tab.run(TEXTS.format(".who"))
+        assert re.fullmatch(r"Task 1: cat, (over )?\d+% sure", rows[0])
+        assert rows[2] == f"Task 3: {name}, its only class"
+        assert "share of the selector's vote" in tab.run("document.getElementById('legend').innerText")
+        assert tab.run("[...document.querySelectorAll('.who')].every((who) => who.scrollWidth <= who.clientWidth)")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_the_page_about_the_paths_tells_all_that_the_openapi_document_does(address, tmp_path):
+    told = httpx.get(f"{address}/openapi.json").json()
+    with browser(tmp_path / "profile") as tab:
+        tab.open(f"{address}/docs", width=360, height=800)
+        tab.wait(f"document.querySelectorAll('section').length === {len(told['paths'])}")
+        assert tab.run("document.documentElement.scrollWidth") <= 360
+        assert tab.run(TEXTS.format("h2")) == ["POST/predict", "GET/model", "GET/health"]
+        text, codes = tab.run("document.body.textContent"), tab.run(TEXTS.format("td code"))
+        assert tab.said == []
+    assert f"curl -F images=@1.jpg -F images=@2.jpg -F group=true {address}/predict" in text
+    fields = {code.replace("[]", "").split(".")[-1] for code in codes}
+    for name, schema in told["components"]["schemas"].items():
+        if name not in ("ErrorReply", "UnreadReply"):  # which the page says in a sentence
+            assert set(schema["properties"]) <= fields
+            assert all(field.get("description", "") in text for field in schema["properties"].values())
+    for status, reply in told["paths"]["/predict"]["post"]["responses"].items():
+        assert status in codes
+        assert status == "200" or reply["description"] in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
@@ -142,6 +192,35 @@ def test_a_fuzzer_of_the_openapi_document_finds_no_server_error(address, tmp_pat
     assert done.returncode == 0, done.stdout[-3000:]
     passed = re.search(r"(\d+) generated, (\d+) passed", done.stdout)
     assert int(passed[1]) == int(passed[2]) > 40
+
+
+def half_a_request(address):
+    """Return a connection that has sent a part of a request."""
+    host, port = address.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=30)
+    head = f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: multipart/form-data; boundary=x\r\nContent-Length: 4\r\n\r\n"
+    connection.sendall(head.encode() + b"--")
+    return connection
+
+
+def test_more_requests_than_are_taken_at_once_are_told_to_come_back(model):
+    with serving_at(model, Limits(at_once=2, seconds=20)) as address:
+        waiting = [half_a_request(address) for _ in range(2)]
+        eventually(address, lambda health: health["at_work"] == 2)
+        reply = post(address, ("x.png", picture(0)))
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"] == "1"
+        assert "try again soon" in reply.json()["error"]
+        for connection in waiting:
+            connection.close()
+        eventually(address, lambda health: health["at_work"] == 0)
+        assert post(address, ("x.png", picture(0))).status_code == 200
+
+
+def test_a_request_that_does_not_arrive_in_time_is_let_go(model):
+    with serving_at(model, Limits(seconds=0.2)) as address, half_a_request(address) as connection:
+        reply = connection.recv(4096)
+        assert b" 408 " in reply.splitlines()[0]
 
 
 def test_the_command_warns_where_others_can_reach_it_and_ends_at_ctrl_c(model):

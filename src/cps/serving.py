@@ -19,9 +19,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import cps
+from cps.folders import ImageError
 from cps.gate import Gate, Refused
 from cps.hosting import Host, Hosted
-from cps.replies import ErrorReply, HealthReply, ModelReply, PredictReply
+from cps.replies import ErrorReply, HealthReply, ImageReply, ModelReply, PredictReply, UnreadReply
 from cps.uploads import Upload, pixels_of
 
 Result = TypeVar("Result")
@@ -30,12 +31,12 @@ DECODERS = 2  # images decoded at the same time, each of which may take memory
 LOOK_AGAIN = 1.0  # seconds between two looks at the model file
 WAITING = 256  # connections beyond which new ones are turned away
 ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorReply, "description": text}
+    status: {"model": UnreadReply if status == 415 else ErrorReply, "description": text}
     for status, text in {
-        400: "Not a form, or an empty image.",
+        400: "Not a form.",
         408: "The images did not arrive in time.",
-        413: "Too many bytes, pixels or images.",
-        415: "Not an image that can be read.",
+        413: "Too many bytes or images.",
+        415: "None of the images can be read; each has its own error in the reply.",
         422: "A field is missing or has a wrong form.",
         503: "Too many requests at work; try again after as many seconds as Retry-After says.",
     }.items()
@@ -61,22 +62,28 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
     )  # fmt: skip
     gate = Gate(app, host.limits, hosts)
     _add_errors(app)
-    _add_page(app)
-    _add_information(app, host, gate)
+    _add_page(app, "/", "page.html")
+    _add_page(app, "/docs", "docs.html")
 
-    @app.post("/predict", responses=ERRORS)
+    @app.post("/predict", response_model=PredictReply, responses=ERRORS)
     async def predict(
         images: Annotated[list[UploadFile], File(description="One or more image files.")],
         group: Annotated[bool, Form(description="Whether all images belong together, that is, share a task.")] = False,
-    ) -> PredictReply:
-        """Return the class and task of each image, and what every subnetwork says about it."""
+    ) -> PredictReply | JSONResponse:
+        """Return the class and task of each image and what every subnetwork says about it, or why it has no answer."""
         limits, model = host.limits, host.model
         if len(images) > limits.images:
             raise Refused(413, f"{len(images)} images are more than the {limits.images} of one request; send fewer")
         uploads = [Upload(image.filename or "", await image.read()) for image in images]
         work = partial(_answer, host, model, uploads, group=group)
-        return await _in_time(workers, work, limits.seconds)
+        reply = await _in_time(workers, work, limits.seconds)
+        errors = [image.error for image in reply.images if image.error is not None]
+        if len(errors) < len(reply.images):
+            return reply
+        unread = UnreadReply(error=errors[0], **dict(reply))
+        return JSONResponse(unread.model_dump(by_alias=True), 415)
 
+    _add_information(app, host, gate)
     return gate
 
 
@@ -90,8 +97,16 @@ def make_server(app: Gate) -> uvicorn.Server:
 
 
 def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool) -> PredictReply:
-    pixels = torch.stack([pixels_of(upload, model.size, host.limits) for upload in uploads])
-    replies = host.predict(model, pixels, [str(upload) for upload in uploads], group=group)
+    """Look at the images that can be read, as a group if they are one; the others get an error each."""
+    images, names, errors = [], [], {}
+    for index, upload in enumerate(uploads):
+        try:
+            images.append(pixels_of(upload, model.size, host.limits))
+            names.append(str(upload))
+        except ImageError as error:
+            errors[index] = ImageReply(file=str(upload), error=str(error))
+    answers = iter(host.predict(model, torch.stack(images), names, group=group) if images else ())
+    replies = [errors.get(index) or next(answers) for index in range(len(uploads))]
     return PredictReply(images=replies, group=group, selector=model.learner.selectors[0].name)
 
 
@@ -129,16 +144,16 @@ def _add_information(app: FastAPI, host: Host, gate: Gate) -> None:
         )
 
 
-def _add_page(app: FastAPI) -> None:
-    """Serve the page for people, whose only script and style are those in it."""
-    page = (files("cps") / "page.html").read_text(encoding="utf-8")
+def _add_page(app: FastAPI, path: str, file: str) -> None:
+    """Serve a page for people, whose only script and style are those in it."""
+    page = (files("cps") / file).read_text(encoding="utf-8")
     hashes = {tag: _hash(re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)[0]) for tag in ("script", "style")}
     policy = (
         f"default-src 'none'; script-src '{hashes['script']}'; style-src '{hashes['style']}'; img-src blob: data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
-    @app.get("/", include_in_schema=False)
+    @app.get(path, include_in_schema=False)
     async def show() -> HTMLResponse:
         return HTMLResponse(page, headers={"content-security-policy": policy})
 
@@ -163,6 +178,10 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse({"error": sentence}, 422)
 
     @app.exception_handler(HTTPException)
-    async def tell(_: Request, error: HTTPException) -> JSONResponse:
-        known = {404: "there is nothing here; see /, /predict, /model, /health", 405: "that is not how to ask here"}
+    async def tell(request: Request, error: HTTPException) -> JSONResponse:
+        allowed = " or ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        known = {
+            404: "there is nothing here; see /, /docs, /openapi.json, /predict, /model, /health",
+            405: f"that is not how to ask here; use {allowed} {request.url.path}",
+        }
         return JSONResponse({"error": known.get(error.status_code, error.detail)}, error.status_code, error.headers)

@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cps.folders import FORMATS, decode_image
-from cps.gate import Limits, Refused
+from cps.folders import FORMATS, ImageError, decode_image
+from cps.gate import Limits
 
 
 class Upload(io.BytesIO):
@@ -24,27 +24,26 @@ class Upload(io.BytesIO):
 
 
 def pixels_of(upload: Upload, size: int, limits: Limits) -> Tensor:
-    """Return an uploaded image as bytes of shape (3, size, size); raise `Refused` for what is none."""
+    """Return an uploaded image as bytes of shape (3, size, size); raise `ImageError` for what is none."""
     if not upload.getbuffer().nbytes:
-        raise Refused(400, f"'{upload}' is empty; send an image file")
+        raise ImageError(f"'{upload}' is empty; send an image file")
     try:
         with Image.open(upload, formats=FORMATS) as opened:
             width, height = opened.size
             opened.draft("RGB", (size, size))  # JPEG decodes at a fraction of its size
             pixels = opened.width * opened.height
     except Image.DecompressionBombError:
-        raise Refused(413, f"'{upload}' has more pixels than can be read safely; send a smaller image") from None
+        raise ImageError(f"'{upload}' has more pixels than can be read safely; send a smaller image") from None
     except Exception:  # decoders raise whatever they like
-        raise Refused(
-            415, f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP or TIFF"
+        raise ImageError(
+            f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP or TIFF"
         ) from None
     if pixels > limits.megapixels * 1e6:
-        sentence = (
+        raise ImageError(
             f"'{upload}' has {width} x {height} pixels, more than {limits.megapixels} million; send a smaller image"
         )
-        raise Refused(413, sentence)
     upload.seek(0)
     try:
         return torch.from_numpy(decode_image(upload, size))
     except Exception:
-        raise Refused(415, f"'{upload}' is damaged, or cut short; send it again or open and save it anew") from None
+        raise ImageError(f"'{upload}' is damaged, or cut short; send it again or open and save it anew") from None
