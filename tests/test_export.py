@@ -2,19 +2,25 @@
 
 import importlib.util
 import json
+import re
 import sys
+from pathlib import Path
 
+import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits, load_sample_image
 from typer.testing import CliRunner
 
 import cps
 from conftest import make_task
 from cps.cli import app
-from cps.exporting import AllTasks, export_all, export_task
+from cps.exporting import PREPARED, AllTasks, export_all, export_task
+from cps.folders import decode_image
 
 runner = CliRunner()
 
@@ -81,15 +87,53 @@ def test_a_graph_says_what_it_is(learner, whole_graph, images):
     about = run_onnx(whole_graph[0], images)[1]
     assert json.loads(about["tasks"])[1] == {"task": 2, "classes": [10, 11, 12]}
     assert json.loads(about["image"]) == {
-        "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1",
+        "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1", "prepared": PREPARED,
     }  # fmt: skip
     assert about["selector"] == "Cascade"
 
 
 def test_the_command_says_size_cost_and_how_far_onnxruntime_is_from_torch(whole_graph):
     assert "all 3 tasks" in whole_graph[1]
-    for what in ("KiB", "parameters", "million operations", "onnxruntime and torch differ by"):
+    for what in ("KiB", "parameters", "million operations", "onnxruntime and torch differ by", "on noise"):
         assert what in whole_graph[1]
+
+
+def test_graphs_of_learned_digits_answer_in_onnxruntime_as_the_learner_does(tmp_path):
+    images, labels = load_digits(return_X_y=True)
+    pixels = torch.from_numpy(images.reshape(-1, 1, 8, 8) * 255 / 16).to(torch.uint8).expand(-1, 3, -1, -1)
+    training = cps.Training(4, cps.Adam(1e-2), batch_size=32)
+    learner = cps.Learner(cps.Builtin("small"), rounds=1, train=training, retrain=training)
+    for names in ([0, 1, 2], [3, 4]):
+        mine = np.isin(labels[:1200], names).nonzero()[0]
+        learner.learn(cps.Task(names, train=(pixels[mine], labels[mine].tolist())))
+    new = 1200 + np.isin(labels[1200:], range(5)).nonzero()[0]
+    expected = learner.predict(pixels[new])
+    assert np.mean(np.equal(expected.classes, labels[new])) > 0.7  # it has learned something
+    export_all(learner, tmp_path / "all.onnx")
+    found, about = run_onnx(tmp_path / "all.onnx", pixels[new].float() / 255)
+    assert [json.loads(about["classes"])[index] for index in found["class"].tolist()] == expected.classes
+    torch.testing.assert_close(found["confidence"], expected.confidence, rtol=1e-3, atol=1e-4)
+    export_task(learner, 1, tmp_path / "second.onnx")
+    logits = run_onnx(tmp_path / "second.onnx", pixels[new].float() / 255)[0]["logits"]
+    torch.testing.assert_close(logits, learner.evidence(pixels[new])[1].logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["plain.jpg", "turned.jpg", "plain.png", "clear.png", "grey.png", "palette.gif"])
+def test_the_documented_preparation_gives_the_pixels_that_predict_sees(kind, tmp_path):
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text()
+    names = {}
+    exec(next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "def prepare" in block), names)
+    photo, exif = Image.fromarray(load_sample_image("china.jpg")), Image.Exif()
+    if kind == "turned.jpg":
+        exif[0x0112] = 6  # a quarter turn
+    if kind == "clear.png":
+        photo.putalpha(Image.fromarray(load_sample_image("flower.jpg")).convert("L"))
+    photo = photo.convert({"grey.png": "L", "palette.gif": "P"}.get(kind, photo.mode))
+    photo.save(tmp_path / kind, exif=exif)
+    for size in (32, 64):
+        seen = decode_image(tmp_path / kind, size)
+        assert np.array_equal(np.rint(names["prepare"](tmp_path / kind, size) * 255), seen)
+        assert seen.std() > 20
 
 
 @pytest.mark.parametrize(
@@ -159,10 +203,17 @@ def test_a_selector_that_was_not_there_when_a_task_was_learned_is_refused(learne
 
 
 @pytest.mark.parametrize(
+    "arguments", [["--to", "x.onnx"], ["--task", "1", "--all", "--to", "x.onnx"]], ids=["neither", "both"]
+)
+def test_a_wrong_command_ends_with_2(model, arguments):
+    done = runner.invoke(app, ["export", str(model), *arguments])
+    assert done.exit_code == 2
+    assert "say which task with --task, or --all" in re.sub(r"[\s│]+", " ", done.output)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--to", "x.onnx"], "say which task with --task"),
-        (["--task", "1", "--all", "--to", "x.onnx"], "say which task with --task"),
         (["--task", "4", "--to", "x.onnx"], "there is no task 4"),
         (["--task", "1", "--to", "x.pt"], "ends in .onnx"),
         (["--all", "--to", "x.safetensors"], "ends in .onnx"),

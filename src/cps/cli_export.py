@@ -21,7 +21,7 @@ def export(
 ) -> None:
     """Write one task, or all, as a file that needs no cps: ONNX, or a plain state dict."""
     if (task is None) != everything:
-        raise ValueError("say which task with --task, or --all for all of them in one graph")
+        raise typer.BadParameter("say which task with --task, or --all for all of them in one graph")
     from cps.devices import make_fabric
     from cps.exporting import export_all, export_task
     from cps.loading import load
@@ -57,6 +57,6 @@ def _show(done: "Export", what: str) -> None:
         highlight=False,
     )
     if done.difference is not None:
-        console.print(f"onnxruntime and torch differ by {done.difference:.1e} at most", highlight=False)
+        console.print(f"onnxruntime and torch differ by {done.difference:.1e} at most, on noise", highlight=False)
     elif done.path.suffix == ".onnx":
         console.print("not checked: pip install onnxruntime to have the graph compared with torch", highlight=False)

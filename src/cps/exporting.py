@@ -26,8 +26,12 @@ from cps.learner import Learner
 from cps.selection import Statistics
 from cps.storage import in_one_step
 
-IMAGES = 5  # random ones that a written graph is tried on
+IMAGES = 5  # of noise, that a written graph is tried on
 ROUNDING = 1e-3  # of the largest output; a graph that differs by more computes something else
+PREPARED = (
+    "as cps predict does: JPEG decoded at a fraction (PIL draft), turned as EXIF says, RGB with white where it is "
+    "transparent, short side scaled and middle square cut (PIL ImageOps.fit, bilinear), divided by 255"
+)
 
 
 @runtime_checkable
@@ -53,7 +57,10 @@ class GraphSelector(Protocol):
 
 @dataclass(frozen=True)
 class Export:
-    """A file that was written, and what it costs; `difference` is None where onnxruntime was not there to check it."""
+    """A file that was written, and what it costs.
+
+    `difference` is the largest between onnxruntime and torch, on noise; None where onnxruntime was not there to check.
+    """
 
     path: Path
     bytes: int
@@ -143,7 +150,10 @@ def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | 
 
 def _about(learner: Learner) -> dict[str, str]:
     """Return what every exported file says about itself."""
-    image = {"shape": learner.network.input_shape, "layout": "channels, height, width", "values": "floats from 0 to 1"}
+    shape = learner.network.input_shape or ()
+    image = {"shape": shape, "layout": "channels, height, width", "values": "floats from 0 to 1"}
+    if len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]:  # what the commands learn from files
+        image["prepared"] = PREPARED
     return {"image": json.dumps(image), "made_by": f"cps {cps.__version__}"}
 
 
