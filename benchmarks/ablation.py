@@ -42,6 +42,12 @@ def _with(**changes: Any) -> Change:
     return lambda recipe: replace(recipe, **changes)
 
 
+def _with_loss(loss: cps.Loss) -> Change:
+    return lambda recipe: replace(
+        recipe, train=replace(recipe.train, loss=loss), retrain=replace(recipe.retrain, loss=loss)
+    )
+
+
 VARIANTS: dict[str, Change] = {
     "single": lambda recipe: recipe,
     "upright": _with(views=cps.Upright(mirrors=True)),
@@ -62,6 +68,8 @@ VARIANTS: dict[str, Change] = {
     "sgd-light": _optimizer(cps.SGD(0.05, weight_decay=1e-3)),
     "adamw": _optimizer(cps.AdamW(2e-3, weight_decay=5e-2)),
     "adamw-heavy": _optimizer(cps.AdamW(2e-3, weight_decay=0.2)),
+    "contrast": _with_loss(cps.Contrastive()),
+    "contrast-soft": _with_loss(cps.Contrastive(weight=0.5, temperature=0.3)),
     "twice": lambda recipe: recipe.scaled(2.0),
     "colour": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip(), cps.Colour()))),
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),

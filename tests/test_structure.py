@@ -20,8 +20,8 @@ LAYERS = [
     set(modules.split())
     for modules in (
         "plain masks metrics seeds evidence storage partition choice capture devices kernels flat images published terminal lock progress gate replies",
-        "guard capacity settings augmentation data backbones padding pixels folders convolution views",
-        "draft scenario subnetwork activity crowd feed presentation shipment uploads",
+        "guard capacity losses augmentation data backbones padding pixels folders convolution views",
+        "settings draft scenario subnetwork activity crowd feed presentation shipment uploads",
         "extraction engine probe sources unread",
         "miniatures",
         "network",

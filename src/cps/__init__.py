@@ -20,6 +20,7 @@ _HOME = {
     "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
     "learner": ["Learner"],
     "loading": ["load"],
+    "losses": ["Contrastive", "CrossEntropy", "Loss"],
     "masks": ["Masks"],
     "network": ["Fingerprint", "SharedNetwork"],
     "pixels": ["Normalize"],
@@ -37,12 +38,12 @@ _HOME = {
 }
 __all__ = [
     "Adam", "AdamW", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade", "Chain", "Colour",
-    "Constant", "Cosine", "Evidence", "FileError", "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder",
-    "ImportanceSignature", "Learner", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs",
-    "PadCrop", "Prediction", "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario",
-    "Selector", "SharedNetwork", "SmallConvNet", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright",
-    "Views", "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18",
-    "resnet32", "setting", "split_by_class",
+    "Constant", "Contrastive", "Cosine", "CrossEntropy", "Evidence", "FileError", "Fingerprint", "Flip",
+    "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner", "Loss", "Magnitude", "Masks",
+    "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner",
+    "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps",
+    "Stream", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner", "check_selector", "evaluate",
+    "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
     from cps.learner import Learner
     from cps.loading import load
+    from cps.losses import Contrastive, CrossEntropy, Loss
     from cps.masks import Masks
     from cps.network import Fingerprint, SharedNetwork
     from cps.pixels import Normalize

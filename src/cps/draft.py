@@ -12,21 +12,24 @@ from torch import Tensor, nn
 from cps.choice import REACH, first_scores
 from cps.data import ClassName
 from cps.guard import Guard, Kept
+from cps.losses import Loss
 from cps.masks import Masks, full_masks, is_subset, pack, unpack
 from cps.partition import Parts, named_tensors, set_tensors
 
 
 class Classifier(nn.Module):
-    """A backbone with a head: images -> logits over the task's classes."""
+    """A backbone with a head: images -> logits over the task's classes, or their loss."""
 
     def __init__(self, backbone: nn.Module, head: nn.Linear):
         super().__init__()
         self.backbone = backbone
         self.head = head
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Return the logits, shape (N, classes)."""
-        return self.head(self.backbone(pixels).to(self.head.weight.dtype))
+    def forward(self, pixels: Tensor, labels: Tensor | None = None, loss: Loss | None = None) -> Tensor:
+        """Return the logits, shape (N, classes); with labels and a loss, what that makes of them."""
+        features = self.backbone(pixels)
+        logits = self.head(features.to(self.head.weight.dtype))
+        return logits if labels is None or loss is None else loss(features, logits, labels)
 
 
 @torch.no_grad()

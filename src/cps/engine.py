@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.capture import Captured, compiled_alone, first_line
@@ -52,7 +51,7 @@ class Engine:
 
         `choosing` are the names of weights whose guards may have scores.
         """
-        self.show, self.is_narrow = show, is_narrow
+        self.show, self.loss, self.is_narrow = show, training.loss, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
         self.model, self.factor, self.full_pace = model, 1.0, 0.0  # the factor of the learning rate
@@ -180,8 +179,7 @@ class Engine:
     def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         pixels, labels = self.show(images, labels, uniform)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
-            logits = self.live(pixels)
-        return F.cross_entropy(logits.float() if self.is_narrow else logits, labels)
+            return self.live(pixels, labels, self.loss)
 
     def _update(self) -> None:
         self.optimizer.step()
@@ -246,7 +244,8 @@ def is_capturable(model: Classifier, training: Training) -> bool:
 def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any, ...]:
     """Return what must be the same for two fits to share an engine."""
     tensors = [(name, value.shape, value.requires_grad) for name, value in named_tensors(model).items()]
-    return id(model.backbone), tensors, images.shape[1:], images.dtype, training.optimizer, training.batch_size
+    how = training.optimizer, training.batch_size, training.loss
+    return id(model.backbone), tensors, images.shape[1:], images.dtype, how
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -6,12 +6,13 @@ progress to a factor on the learning rate, so any function of that form serves i
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from cps.losses import CrossEntropy, Loss
 from cps.plain import setting
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -99,12 +100,13 @@ class Cosine:
 @setting
 @dataclass(frozen=True)
 class Training:
-    """How one phase trains: `epochs` passes in batches, with an optimizer and a schedule."""
+    """How one phase trains: `epochs` passes in batches, with an optimizer, a schedule and a loss."""
 
     epochs: int
     optimizer: MakeOptimizer = field(default_factory=Adam)
     schedule: Schedule = field(default_factory=Constant)
     batch_size: int = 128
+    loss: Loss = field(default_factory=CrossEntropy)
 
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, int) or not isinstance(self.batch_size, int):
@@ -123,4 +125,4 @@ def scaled(training: Training, scale: float) -> Training:
     if isinstance(schedule, Cosine):
         schedule = Cosine(schedule.warmup * scale)
     epochs = max(1, round(training.epochs * scale)) if training.epochs else 0
-    return Training(epochs, training.optimizer, schedule, training.batch_size)
+    return replace(training, epochs=epochs, schedule=schedule)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cps.data import Examples, TensorExamples
@@ -195,7 +194,7 @@ class _PlainSteps:
         fabric: "Fabric",
         show: Presentation,
     ):
-        self.fabric, self.show = fabric, show
+        self.fabric, self.show, self.loss = fabric, show, training.loss
         self.optimizer = training.optimizer([p for p in model.parameters() if p.requires_grad])
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total = torch.zeros((), device=fabric.device)
@@ -219,7 +218,7 @@ class _PlainSteps:
 
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float, pace: float) -> None:
         pixels, labels = self.show(images, labels, uniform)
-        loss = F.cross_entropy(self.wrapped(pixels).float(), labels) * share
+        loss = self.wrapped(pixels, labels, self.loss) * share
         self.fabric.backward(loss)
         self.stepper.step()
         self.protect(pace)
