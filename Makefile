@@ -9,7 +9,7 @@ demo: $(VENV)/installed  ## learn the digits, task after task, and show what cam
 	$(BIN)/cps bench digits
 
 test: $(VENV)/installed  ## every check: style, types, tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 bench: $(VENV)/installed  ## measure speed and memory against plain PyTorch, in the same run
 	$(BIN)/python -m benchmarks
