@@ -88,7 +88,9 @@ class Checkpoint:
         if found.get("task", 0) < wanted.get("task", 0):
             return None
         if found != wanted:
-            differing = [key for key, value in wanted.items() if found.get(key) != value]
+            differing = [key for key, value in wanted.items() if found.get(key) != value and key != "settings"]
+            before, now = found.get("settings", {}), wanted.get("settings", {})
+            differing += [key for key, value in now.items() if before.get(key) != value]
             raise ValueError(
                 f"the checkpoint '{self.path}' is of other work (it differs in: {', '.join(differing)}); "
                 "repeat the call that made it, or delete it to start again"

@@ -58,14 +58,14 @@ def learn(
             return
         for warning in looked.warnings():
             warn(warning)
-        _show_choices(growth, precision_of(fabric))
+        _show_choices(growth, precision_of(fabric), "asked for" if precision else str(fabric.device))
         with progress_bar() as show:
             read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
         for error in read.skipped:
             warn(f"skipped: {error}")
         for warning in growing.known_classes(growth, read):
             warn(warning)
-        if growing.checkpoint_of(model).exists():
+        if growing.goes_on(growth):
             console.print("An interrupted run left a checkpoint; learning goes on from there.")
         with progress_bar() as show:
             learned = growing.learn(growth, read, share=hold_out, watch=show)
@@ -90,7 +90,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
         table.add_row(*cells, task["fingerprint"][:8])
     console.print(table)
     for task in found["tasks"]:
-        console.print(f"task {task['task']}: {shown(_history(task['notes']))}", highlight=False, soft_wrap=True)
+        console.print(f"task {task['task']}: {shown(_history(task['notes']))}", highlight=False)
     console.print(
         "known, found: right answers on held-out images of the task when it was learned, with the task known and with "
         "it to be found among all; density: weights it uses; proof: start of its fingerprint",
@@ -175,7 +175,7 @@ def forget(
         console.print("All other tasks are unchanged: their fingerprints hold.")
 
 
-def _show_choices(growth: "Growth", precision: str) -> None:
+def _show_choices(growth: "Growth", precision: str, why: str) -> None:
     from cps.data import free_memory
     from cps.estimate import estimate
 
@@ -186,7 +186,7 @@ def _show_choices(growth: "Growth", precision: str) -> None:
     table = Table("setting", "value", "why", title=f"{_number(images, 'image')} of {of_what}")
     for choice in growth.choices:
         table.add_row(*(shown(part) for part in choice))
-    table.add_row("precision", precision, str(growth.learner.network.device))
+    table.add_row("precision", precision, why)
     table.add_row("time", f"about {_duration(expected.seconds)}", "an estimate, from a few steps")
     table.add_row("memory", f"about {_size(expected.memory)}", "an estimate")
     console.print(table)
@@ -212,10 +212,10 @@ def _accuracy_in_words(notes: dict[str, Any]) -> str:
     if accuracy is None:
         return "not measured, since no image was held out"
     known, found = accuracy
-    alone = (
-        f"{known:.1%} with the task known" if len(notes["classes"]) > 1 else "one class, so nothing to mistake, alone"
-    )
-    return f"{alone}, {found:.1%} among all tasks ({_number(notes['held out'], 'image')})"
+    measured = f"{found:.1%} among all tasks ({_number(notes['held out'], 'image')})"
+    if len(notes["classes"]) == 1:
+        return f"{measured}; alone, one class cannot be mistaken"
+    return f"{known:.1%} with the task known, {measured}"
 
 
 def _history(notes: dict[str, Any]) -> str:

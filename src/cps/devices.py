@@ -48,6 +48,11 @@ def _check(accelerator: str, precision: Any) -> None:
         raise ValueError(f"there is no accelerator '{accelerator}'; there are: {', '.join(known)}")
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
         raise ValueError("there is no GPU that torch could use here; take --accelerator cpu")
+    if accelerator == "mps" and not torch.backends.mps.is_available():
+        raise ValueError("there is no Apple GPU that torch could use here; take --accelerator cpu")
+    has_gpu = accelerator in ("cuda", "gpu", "mps") or (accelerator == "auto" and torch.cuda.is_available())
+    if precision == "16-mixed" and not has_gpu:
+        raise ValueError("precision 16-mixed needs a GPU; take bf16-mixed or 32-true")
     if isinstance(precision, str) and precision not in PRECISIONS:
         raise ValueError(f"there is no precision '{precision}'; there are: {', '.join(PRECISIONS[:3])}")
 

@@ -192,6 +192,8 @@ def is_plain_file(path: Path) -> bool:
 def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.ndarray:
     """Return an image as bytes of shape (3, size, size); raise `ImageError` for one that cannot be read."""
     scaled = round(size * (1 + margin))
+    if isinstance(path, Path) and not path.is_file():  # opening a pipe would wait for ever
+        raise ImageError(f"'{path}' is not a file" if path.exists() else f"there is no file '{path}'")
     try:
         with Image.open(path, formats=FORMATS) as opened:
             width, height = opened.size
@@ -203,8 +205,6 @@ def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.nd
         square = ImageOps.fit(picture, (scaled, scaled), Image.Resampling.BILINEAR)
     except ImageError:
         raise
-    except FileNotFoundError:
-        raise ImageError(f"there is no file '{path}'") from None
     except UnidentifiedImageError:
         raise ImageError(f"'{path}' is not an image of a known kind ({', '.join(FORMATS)})") from None
     except Exception as error:  # decoders raise whatever they like

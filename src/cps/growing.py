@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 import cps
+from cps import storage
 from cps.folders import FolderImages, ImageFolder
-from cps.learner import Learner
+from cps.learner import SETTINGS, Learner
 from cps.loading import load
+from cps.plain import encode
 from cps.progress import Progress
 from cps.proposal import Choice, Wishes, apply, propose
 from cps.resemblance import lookalikes, usual_outputs
@@ -81,7 +83,8 @@ def prepare(
         learner.builtin = proposal.backbone  # so that the file opens without code
     for task, subnetwork in enumerate(learner.network.subnetworks):
         if subnetwork.notes.get("shipment") == shipment.digest:
-            checkpoint_of(model).unlink(missing_ok=True)  # a kill may have come just before
+            if _pending(model, learner) is None:
+                checkpoint_of(model).unlink(missing_ok=True)  # a kill may have come just before
             return Growth(model, learner, shipment, size, choices, {}, done=task)
     return Growth(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
 
@@ -97,6 +100,26 @@ def size_of(learner: Learner, model: str | Path) -> int:
 def checkpoint_of(model: str | Path) -> Path:
     """Return where learning keeps its checkpoint: beside the model."""
     return Path(f"{model}.checkpoint")
+
+
+def goes_on(growth: Growth) -> bool:
+    """Say whether an interrupted run of the same classes and settings left a checkpoint to go on from."""
+    found = _pending(growth.model, growth.learner)
+    if found is None:
+        return False
+    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS}
+    known = {name: value for name, value in found["settings"].items() if name in settings}
+    return found["classes"] == list(growth.names.values()) and known == settings
+
+
+def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
+    """Return what the checkpoint beside a model is of, if that is still to be learned."""
+    try:
+        header, _ = storage.read(checkpoint_of(model), "checkpoint")
+    except (FileNotFoundError, storage.FileError):
+        return None
+    found = header["identity"]
+    return found if found.get("task") == len(learner.network.subnetworks) else None
 
 
 def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:

@@ -21,7 +21,7 @@ ENOUGH = 5  # images of a class, from which some can be held out
 SAMPLE = 200  # images that are looked at closely
 GREY = 4  # levels by which the channels of a grey image may differ; JPEG rounds
 THUMBNAIL = 32  # pixels
-NAMED = 5  # files that a warning names
+NAMED = 20  # files that a warning names
 
 Watch = Callable[[str, int, int, str], None]  # what is done, how much of it, of how much, and a note
 
