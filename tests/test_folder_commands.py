@@ -308,7 +308,7 @@ def test_all_damaged_images_are_named_at_once(model, tmp_path):
 
 def test_one_class_alone_is_not_called_a_hundred_percent_right(model, tmp_path):
     folder = write_shipment(tmp_path / "march", ["pin"], images=6)
-    done = run("learn", folder, "--model", model, "--epochs", 1, *CPU).output.replace("\n", " ")
+    done = " ".join(run("learn", folder, "--model", model, "--epochs", 1, *CPU).output.split())
     assert "alone, one class cannot be mistaken" in done
     assert "with the task known" not in done
     shown = " ".join(run("inspect", model).output.split())
