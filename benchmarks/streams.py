@@ -5,7 +5,6 @@ strangers only the first half of the tasks counts as learned; images of the othe
 """
 
 import argparse
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,9 @@ def streams(learner: cps.Learner, tested: Tested, images: int) -> dict[str, dict
 def strangers(learner: cps.Learner, tested: Tested) -> dict[str, Any]:
     """Return how well images of tasks that were not learned are told from others, with the first half learned."""
     half = len(tested) // 2
+    parts = tested[:half], tested[half:]
     every, learner.network.subnetworks = learner.network.subnetworks, learner.network.subnetworks[:half]
-    known, strange = (torch.cat([_familiarity(learner, images) for images, _ in part]) for part in _cut(tested, half))
+    known, strange = (torch.cat([_familiarity(learner, images) for images, _ in part]) for part in parts)
     learner.network.subnetworks = every
     share = {str(r): [100 * float((s < r * STEPS).float().mean()) for s in (known, strange)] for r in REJECT}
     print("AUROC", auroc(known, strange), "rejected", share, flush=True)
@@ -108,10 +108,6 @@ def _images_of(task: cps.Task) -> tuple[Tensor, list[Any]]:
     names = list(task.classes)
     batches = list(in_order(as_examples(task.test, partial(local_labels, names))))
     return torch.cat([images for images, _ in batches]), [names[i] for _, labels in batches for i in labels.tolist()]
-
-
-def _cut(tested: Tested, half: int) -> tuple[Sequence[Any], Sequence[Any]]:
-    return tested[:half], tested[half:]
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition choice capture devices kernels flat images published terminal lock progress gate replies",
-        "guard capacity losses augmentation data backbones padding pixels folders convolution views",
-        "settings draft scenario subnetwork activity crowd feed presentation shipment uploads",
-        "extraction engine probe sources unread",
-        "miniatures",
+        "plain masks metrics seeds evidence storage partition capture devices kernels flat images published terminal progress gate replies",
+        "choice lock capacity losses augmentation data backbones padding pixels folders convolution views",
+        "guard settings scenario subnetwork activity crowd feed presentation shipment uploads",
+        "draft extraction probe sources unread",
+        "miniatures engine",
         "network",
         "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",
         "prediction observation cascade checklist comparison forgetting",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cps.masks import Masks
+from cps.masks import Masks, per_connection
 from cps.plain import setting
 
 FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
@@ -47,8 +47,7 @@ class Capacity:
         new, most = mask & ~taken, max(1, int(self.budget * mask.numel()))
         if int(new.sum()) <= most:
             return mask
-        strength = weight.detach().abs().flatten(2).sum(dim=2) if weight.ndim > 2 else weight.detach().abs()
-        strongest = strength.flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
+        strongest = per_connection(weight.detach().abs()).flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
         stays = torch.zeros_like(mask).flatten().index_fill(0, strongest, True).reshape(mask.shape)
         return (mask & taken) | stays
 

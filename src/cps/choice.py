@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from cps.masks import per_connection
+
 REACH = 10.0  # how far scores, which start at one, could move in a whole training at its full rate
 
 
@@ -20,7 +22,6 @@ def first_scores(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor, pace: float | Tensor) -> None:
     """Move the scores of usable connections down their gradient, in place, by `pace` in root mean square."""
-    gain = (gradient * sealed).flatten(2).sum(dim=2) if sealed.ndim > 2 else gradient * sealed
-    gain = gain.reshape(usable.shape) * usable
+    gain = per_connection(gradient * sealed) * usable
     size = (gain.square().sum() / usable.sum().clamp(min=1)).sqrt()
     scores.sub_(pace * gain / size.clamp(min=1e-30))

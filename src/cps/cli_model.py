@@ -140,9 +140,9 @@ def forget(
     from cps.loading import load
     from cps.lock import locked
     from cps.sources import imagenet_weights
+    from cps.storage import check_file
 
-    if not model.is_file():
-        raise FileNotFoundError(f"there is no file '{model}'")
+    check_file(model)
     with locked(model):
         learner = load(model)
         tasks = len(learner.network.subnetworks)

@@ -108,13 +108,13 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
     """Return a function that writes one answer as a line, at once."""
     if as_csv:
         writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
+        clean = printable if sys.stdout.isatty() else str  # a name must not command anybody's terminal
         writer.writeheader()
         sys.stdout.flush()
 
         def write_csv(answer: "Answer") -> None:
             row = _row(answer)
-            seen = sys.stdout.isatty()  # by people, whose terminal a name must not command
-            writer.writerow({key: printable(value) if seen else value for key, value in row.items()})
+            writer.writerow({key: clean(value) if isinstance(value, str) else value for key, value in row.items()})
             sys.stdout.flush()
 
         return write_csv

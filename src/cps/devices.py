@@ -27,14 +27,13 @@ def make_fabric(
     _check(accelerator, precision)
     lightning = _lightning_fabric()
     several = devices * nodes > 1
-    gpu = accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
     # A single process needs no cluster; looking for one starts MPI where it is installed, for ten seconds.
     alone = lightning.plugins.environments.LightningEnvironment()
     fabric = lightning.Fabric(
         accelerator=accelerator,
         devices=devices,
         num_nodes=nodes,
-        precision=precision or ("bf16-mixed" if gpu else "32-true"),
+        precision=precision or ("bf16-mixed" if _is_cuda(accelerator) else "32-true"),
         strategy="ddp_find_unused_parameters_true" if several else "auto",
         plugins=None if several else alone,
     )
@@ -50,11 +49,14 @@ def _check(accelerator: str, precision: Any) -> None:
         raise ValueError("there is no GPU that torch could use here; take --accelerator cpu")
     if accelerator == "mps" and not torch.backends.mps.is_available():
         raise ValueError("there is no Apple GPU that torch could use here; take --accelerator cpu")
-    has_gpu = accelerator in ("cuda", "gpu", "mps") or (accelerator == "auto" and torch.cuda.is_available())
-    if precision == "16-mixed" and not has_gpu:
+    if precision == "16-mixed" and not (_is_cuda(accelerator) or accelerator == "mps"):
         raise ValueError("precision 16-mixed needs a GPU; take bf16-mixed or 32-true")
     if isinstance(precision, str) and precision not in PRECISIONS:
         raise ValueError(f"there is no precision '{precision}'; there are: {', '.join(PRECISIONS[:3])}")
+
+
+def _is_cuda(accelerator: str) -> bool:
+    return accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
 
 
 def ready(fabric: "Fabric") -> "Fabric":

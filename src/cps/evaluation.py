@@ -36,6 +36,11 @@ class Tested:
     right: Tensor
     right_of_five: Tensor | None
 
+    @property
+    def tasks(self) -> int:
+        """How many tasks were tested."""
+        return int(self.task.max()) + 1
+
     def until(self, after: int) -> tuple[Evidence, int]:
         """Return the evidence as it was after a task: of the subnetworks so far, on the images of their tasks."""
         images = int((self.task <= after).sum())
@@ -61,7 +66,7 @@ def evaluate(
     given names to be listed by, else their own count. Several processes share the work, and all must call this.
     """
     tested = _test(learner, list(tasks), flips=flips)
-    task_il = summary(_matrix(tested, dict.fromkeys(range(int(tested.task.max()) + 1), tested.right)))
+    task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
     task_il |= _top5(tested.right_of_five, tested)
     selectors = selectors or learner.selectors
     named = selectors if isinstance(selectors, Mapping) else {selector.name: selector for selector in selectors}
@@ -101,7 +106,7 @@ def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: 
     statistics = learner.network.statistics(selector.name)
     groups = _shuffled_groups(tested.task, group_size, seed)
     selected = {}
-    for after in range(int(tested.task.max()) + 1):
+    for after in range(tested.tasks):
         known, images = tested.until(after)
         selected[after] = select(selector, known, statistics[: after + 1], groups[:images]) == tested.task[:images]
     accuracy = _matrix(tested, {after: found & tested.right[: len(found)] for after, found in selected.items()})
@@ -114,7 +119,7 @@ def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: 
 def _top5(right: Tensor | None, tested: Tested) -> dict[str, float]:
     if right is None:
         return {}
-    last = int(tested.task.max())
+    last = tested.tasks - 1
     return {"top5": float(_matrix(tested, {last: right})[last].mean())}
 
 
@@ -141,8 +146,8 @@ def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
 
 def _matrix(tested: Tested, right: Mapping[int, Tensor]) -> Matrix:
     """Return the matrix (after, on) of the shares, in percent, of images that are right; NaN above the diagonal."""
-    tasks = int(tested.task.max()) + 1
-    matrix, images = np.full((tasks, tasks), np.nan), tested.task.bincount()
+    tasks, images = tested.tasks, tested.task.bincount()
+    matrix = np.full((tasks, tasks), np.nan)
     for after, found in right.items():
         hits = torch.bincount(tested.task[: len(found)], weights=found.double(), minlength=tasks)
         matrix[after, : after + 1] = (100 * hits / images)[: after + 1].cpu().numpy()

@@ -115,10 +115,9 @@ def goes_on(growth: Growth) -> bool:
 def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
     """Return what the checkpoint beside a model is of, if that is still to be learned."""
     try:
-        header, _ = storage.read(checkpoint_of(model), "checkpoint")
+        found = storage.read_header(checkpoint_of(model), "checkpoint")["identity"]
     except (FileNotFoundError, storage.FileError):
         return None
-    found = header["identity"]
     return found if found.get("task") == len(learner.network.subnetworks) else None
 
 

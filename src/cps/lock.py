@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cps.storage import folder_of
+
 
 class LockedError(RuntimeError):
     """Another program is changing the file."""
@@ -20,11 +22,9 @@ def locked(path: str | Path) -> Iterator[None]:
     path = Path(path).resolve()
     if path.is_dir():
         raise IsADirectoryError(f"'{path}' is a folder, not a file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = _opened(beside := path.with_name(f".{path.name}.lock"), path)
-    except OSError as error:
-        raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
+    beside = path.with_name(f".{path.name}.lock")
+    with folder_of(path):
+        descriptor = _opened(beside, path)
     try:
         yield
     finally:

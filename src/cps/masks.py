@@ -47,6 +47,12 @@ def weights_on(mask: Tensor, weight: Tensor) -> int:
     return int(mask.sum()) * (weight.numel() // mask.numel())
 
 
+def per_connection(values: Tensor) -> Tensor:
+    """Return the sum of the values of each connection of a weight, in the shape of its mask."""
+    summed = values.flatten(2).sum(dim=2) if values.ndim > 2 else values
+    return summed.reshape(mask_shape(values.shape))
+
+
 def per_output(outputs: Tensor, ndim: int) -> Tensor:
     """Shape one bool per output of a layer so that it broadcasts to a mask or weight of so many axes."""
     return outputs.reshape(-1, *(1 for _ in range(ndim - 1)))

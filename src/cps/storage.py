@@ -45,11 +45,8 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 def in_one_step(path: Path) -> Iterator[Path]:
     """Give a file beside `path` to write, then put it in place; an error leaves what was there before."""
     partial = path.with_name(f".{path.name}{_rank()}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with folder_of(path):
         partial.touch()
-    except OSError as error:
-        raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
     try:
         mode = (path if path.exists() else partial).stat().st_mode
         yield partial
@@ -58,6 +55,16 @@ def in_one_step(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_of(path: Path) -> Iterator[None]:
+    """Make the folder of a file; an error of writing there names the folder, not the hidden file that was tried."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
 
 
 def _rank() -> str:
@@ -75,14 +82,9 @@ def write_text(path: Path, text: str) -> None:
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a file, each checked against its digest."""
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"'{path}' is a folder, not a file" if path.is_dir() else f"there is no file '{path}'")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = _checked_header(path, kind, file.metadata() or {})
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, RuntimeError, OverflowError, UnicodeDecodeError) as error:
-        raise FileError(f"'{path}' is not a readable cps {kind} file, or is damaged: {error}") from None
+    with _opened(path, kind) as file:
+        header = _checked_header(path, kind, file.metadata() or {})
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     digests = header.pop("digests", None)
     if not isinstance(digests, dict) or set(digests) != set(tensors):
         raise FileError(f"'{path}' is damaged: its list of tensors does not match its tensors")
@@ -90,6 +92,30 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         if digest({name: value}) != digests[name]:
             raise FileError(f"'{path}' is damaged: tensor '{name}' is not what was written")
     return header, tensors
+
+
+def read_header(path: str | Path, kind: str) -> dict[str, Any]:
+    """Return the header of a file, checked against its digest, without reading the tensors."""
+    path = Path(path)
+    with _opened(path, kind) as file:
+        return _checked_header(path, kind, file.metadata() or {})
+
+
+def check_file(path: str | Path) -> None:
+    """Refuse what is no file."""
+    if not Path(path).is_file():
+        is_folder = Path(path).is_dir()
+        raise FileNotFoundError(f"'{path}' is a folder, not a file" if is_folder else f"there is no file '{path}'")
+
+
+@contextlib.contextmanager
+def _opened(path: Path, kind: str) -> Iterator[Any]:
+    check_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, RuntimeError, OverflowError, UnicodeDecodeError) as error:
+        raise FileError(f"'{path}' is not a readable cps {kind} file, or is damaged: {error}") from None
 
 
 def digest(tensors: Mapping[str, Tensor], extra: str = "") -> str:

@@ -73,5 +73,4 @@ def shown(text: object) -> str:
 
 def printable(text: object) -> str:
     """Return a text without signs that would move the cursor or change a terminal otherwise."""
-    known = (sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
-    return "" if text is None else "".join(known)
+    return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
