@@ -12,6 +12,7 @@ from torch import nn
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
 from cps import training as training_module
+from cps.backbones import large_resnet18, resnet18_third
 from cps.capture import compiled_alone
 from cps.crowd import Crowd
 from cps.data import TensorExamples
@@ -20,6 +21,7 @@ from cps.engine import Engine
 from cps.feed import Plan
 from cps.flat import Flat
 from cps.guard import Kept, Restorer, bind
+from cps.joining import Norm, joined
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
 from cps.presentation import Presentation
@@ -133,10 +135,133 @@ for channels, outputs, size, kernel, stride in [(8, 24, 8, 3, 1), (24, 48, 7, 3,
         close(input_gradient(gradient, weight.detach(), kernel // 2), seen.grad)
 print("agrees")
 """
+    assert_agrees(script)
+
+
+def assert_agrees(script):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert run.stdout == "agrees\n", run.stderr
+
+
+def test_norms_with_what_follows_them_and_their_gradients_are_those_of_pytorch():
+    """Means far from zero, several parts and blocks of channels, some of them not whole."""
+    script = """
+import torch
+from torch.nn.functional import batch_norm, relu
+from cps.norms import Running, normalize, normalize_backward
+torch.manual_seed(0)
+ways = [(5, 24, 9, True, True), (3, 88, 4, True, False), (40, 16, 8, False, True), (64, 64, 8, False, False)]
+for number, channels, size, has_relu, has_shortcut in ways:
+    values = lambda: torch.randn(number, channels, size, size).contiguous(memory_format=torch.channels_last)
+    signal = (3 * values() + 20 * torch.randn(channels)[:, None, None]).requires_grad_()
+    shortcut = values().requires_grad_() if has_shortcut else None
+    weight, bias = torch.randn(2, channels).requires_grad_().unbind()
+    weight.retain_grad(), bias.retain_grad()
+    mean, variance = torch.randn(channels), torch.rand(channels)
+    ours = Running(mean.clone(), variance.clone(), torch.tensor(4), 0.1)
+    total = batch_norm(signal, mean, variance, weight, bias, training=True)
+    total = total + shortcut if has_shortcut else total
+    total = relu(total) if has_relu else total
+    gradient = values()
+    total.backward(gradient)
+    close = lambda ours, theirs: torch.testing.assert_close(ours, theirs.detach(), rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        done = normalize(signal, weight, bias, ours, 1e-5, shortcut=shortcut, has_relu=has_relu)
+        close(done.result, total)
+        close(ours.mean, mean), close(ours.variance, variance), close(ours.batches, torch.tensor(5))
+        how = {"needs_shortcut": has_shortcut, "has_relu": has_relu}
+        found = normalize_backward(gradient, done, signal, weight, **how)
+    expected = signal.grad, weight.grad, bias.grad, shortcut.grad if has_shortcut else None
+    assert (found[3] is not None) == has_shortcut
+    for one, other in zip(found, expected):
+        one is None or close(one, other)
+print("agrees")
+"""
+    assert_agrees(script)
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "norms", "additions", "relus"),
+    [
+        (resnet18_third, 16, 20, 8, 17),
+        (cps.resnet32, 8, 31, 15, 16),
+        (large_resnet18, 64, 20, 8, 17),
+        (lambda: cps.SmallConvNet(3), 8, 3, 0, 3),
+    ],
+)
+def test_norms_joined_to_what_follows_them_compute_the_same_under_the_same_names(make, size, norms, additions, relus):
+    backbone, images = make(), torch.randn(4, 3, size, size)
+    twin = joined(copy.deepcopy(backbone))
+    calls = [node for node in twin.graph.nodes if node.target in dict(twin.named_modules())]
+    calls = [node for node in calls if isinstance(twin.get_submodule(node.target), Norm)]
+    assert len(calls) == norms
+    assert sum(node.args[1:2] not in ((), (None,)) for node in calls) == additions
+    assert sum(node.args[2:] == (True,) for node in calls) == relus
+    for mode in (True, False):
+        torch.testing.assert_close(twin.train(mode)(images), backbone.train(mode)(images))
+    ours, theirs = twin.state_dict(), backbone.state_dict()
+    assert list(ours) == list(theirs)
+    torch.testing.assert_close(dict(ours), dict(theirs))  # running moments, too
+
+
+def test_norms_are_joined_only_in_code_that_is_known():
+    """Whoever branches by chance would do so once, when traced, and never again."""
+
+    class Chancy(nn.Sequential):
+        def forward(self, images):
+            return super().forward(images) if torch.rand(()) < 0.5 else images
+
+    layers = [nn.BatchNorm2d(3), nn.ReLU()]
+    assert joined(nn.Sequential(*layers)) is not None
+    assert joined(Chancy(*layers)) is None
+    assert joined(nn.Sequential(nn.BatchNorm2d(3, momentum=None))) is None
+
+
+def test_an_engine_that_cannot_be_built_is_tried_without_own_kernels_and_then_given_up(monkeypatch, caplog, fabric):
+    """There may be no C compiler, which Triton needs."""
+
+    def fails(*_, is_quick, **__):
+        raise RuntimeError(f"no compiler, quick: {is_quick}\nand more")
+
+    monkeypatch.setattr(training_module, "Engine", fails)
+    trainer = training_module.Trainer(fabric)
+    images = torch.randn(8, 3, 8, 8)
+    model, how = Classifier(conv_net(3), nn.Linear(12, 2)), {"is_narrow": False, "is_long": False, "choosing": ()}
+    assert trainer._built(model, images, cps.Training(1), Presentation(), how) is None
+    assert [record.message for record in caplog.records] == [
+        "training goes on without kernels of its own: no compiler, quick: True",
+        "training goes on without a CUDA graph: no compiler, quick: False",
+    ]
+
+
+@needs_gpu
+def test_joined_norms_train_as_separate_ones_do():
+    """In bf16, so only nearly; a step too many or a wrong sign would show."""
+    torch.manual_seed(0)
+    device = torch.device(ACCELERATOR)
+    images, labels = torch.randn(32, 3, 16, 16, device=device), torch.arange(32, device=device) % 4
+    backbone = resnet18_third().to(device)
+    initial = copy.deepcopy(backbone.state_dict())
+    model = Classifier(backbone, nn.Linear(170, 4).to(device))
+    found = []
+    for is_quick in (True, False):
+        training = cps.Training(1, cps.SGD(0.01), batch_size=32)
+        engine = Engine(model, images, training, Presentation(), is_narrow=True, is_long=False, is_quick=is_quick)
+        assert (engine.narrow is not None) == is_quick
+        backbone.load_state_dict(initial)
+        engine.begin(model, {}, None)
+        plan = Plan([torch.arange(32)] * 8, torch.zeros(32, 0), [1.0] * 8, [1.0] * 8)
+        losses = float(engine.run(TensorExamples(images, labels), plan))
+        engine.settle()
+        found.append((losses, copy.deepcopy(backbone.state_dict())))
+    (ours, ourselves), (theirs, they) = found
+    assert ours == pytest.approx(theirs, rel=0.02)
+    for name, value in they.items():
+        moved = (value - initial[name]).float().norm()
+        assert (ourselves[name] - value).float().norm() <= 0.1 * moved + 1e-6, name
+    assert int(ourselves["norm.num_batches_tracked"]) == 8
 
 
 OPTIMIZERS = [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)]

@@ -19,10 +19,10 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition capture devices kernels flat images published terminal progress gate replies",
-        "choice lock capacity losses augmentation data backbones padding pixels folders convolution views",
-        "guard settings scenario subnetwork activity crowd feed presentation shipment uploads",
-        "draft extraction probe sources unread",
+        "plain masks metrics seeds evidence storage partition capture devices kernels norm_kernels flat images published terminal progress gate replies",
+        "choice lock capacity losses augmentation data backbones padding pixels folders convolution norms views",
+        "guard settings scenario subnetwork activity crowd joining feed presentation shipment uploads",
+        "draft extraction probe sources unread twin",
         "miniatures engine",
         "network",
         "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",

@@ -16,14 +16,19 @@ LARGEST = 128 * 128  # channels in times out, up to which our kernel is the fast
 
 
 class Convolution(nn.Conv2d):
-    """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one."""
+    """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one.
+
+    `narrow` is its weight in bf16, where somebody else keeps that up to date.
+    """
+
+    narrow: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolved signal."""
         if not (input.is_cuda and torch.is_autocast_enabled("cuda")):
             return super().forward(input)
         seen = input.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        out = _Convolve.apply(seen, self.weight, self.stride[0], self.padding[0])
+        out = _Convolve.apply(seen, self.weight, self.narrow, self.stride[0], self.padding[0])
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
 
 
@@ -42,19 +47,20 @@ def _is_common(layer: nn.Conv2d) -> bool:
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-        narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
+    def forward(ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, stride: int, padding: int) -> Tensor:
+        if narrow is None:
+            narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
         ctx.save_for_backward(seen, narrow)
         ctx.stride, ctx.padding = stride, padding
         return convolution(seen, narrow, stride, padding)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:  # pyright: ignore
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:  # pyright: ignore
         seen, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         needs_input = ctx.needs_input_grad[0]
         of_input, parts = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
-        return of_input if needs_input else None, parts.sum(dim=0), None, None
+        return of_input if needs_input else None, _sum_of(parts), None, None, None
 
 
 @torch.library.custom_op("cps::convolution", mutates_args=())
@@ -104,6 +110,11 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
         number = Parts.of(seen, gradient, kernel).number
     parts = weight.new_empty(number, outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 1, 4, 2, 3)
     return torch.empty_like(seen) if needs_input else gradient.new_empty(0), parts
+
+
+def _sum_of(parts: Tensor) -> Tensor:
+    """Return the sum of parts (parts, outputs, channels, rows, columns), channels last as they are."""
+    return parts[0] if len(parts) == 1 else parts.permute(0, 1, 3, 4, 2).sum(dim=0).permute(0, 3, 1, 2)
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:

@@ -1,9 +1,9 @@
 """The engine: the training step at a GPU's speed.
 
-It trains a twin of the classifier: widths padded to multiples of eight, fast convolutions, channels last. The whole
-step (augmentation, forward, backward, optimizer, guard) is captured as a CUDA graph, and for long training its kernels
-are fused by torch.compile first. The twin, the graph and the compiled kernels stay for the next phase and task, which
-only copy their tensors in. Only kernels that always give the same bits are used.
+It trains a twin of the classifier, channels last. The whole step (augmentation, forward, backward, optimizer, guard)
+is captured as a CUDA graph; where our own kernels do not do it, torch.compile joins what can be joined first, if
+training is long. The twin, the graph and the compiled kernels stay for the next phase and task, which only copy their
+tensors in. Only kernels that always give the same bits are used.
 """
 
 import copy
@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from cps.capture import Captured, compiled_alone, first_line
-from cps.convolution import quicken
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
 from cps.feed import Feed, Plan
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
-from cps.padding import Padded, copy_into, padded, resized_state
+from cps.padding import Padded, copy_into, resized_state
 from cps.partition import named_tensors, put_channels_last
 from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
+from cps.twin import Narrow, twin_of
 
 log = logging.getLogger(__name__)
 
@@ -45,30 +45,36 @@ class Engine:
         *,
         is_narrow: bool,
         is_long: bool,
+        is_quick: bool = True,
         choosing: Collection[str] = (),
     ):
-        """Build the step; `images` are a batch to try it on. `is_narrow`: in bf16; `is_long`: worth compiling.
+        """Build the step; `images` are a batch to try it on.
 
-        `choosing` are the names of weights whose guards may have scores.
+        `is_narrow`: in bf16; `is_long`: worth compiling; `is_quick`: with kernels of our own. `choosing` are the names
+        of weights whose guards may have scores.
         """
         self.show, self.loss, self.is_narrow = show, training.loss, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
         self.model, self.factor, self.full_pace = model, 1.0, 0.0  # the factor of the learning rate
-        self.live = Classifier(_twin(model.backbone, show.prepare(images[:2])), copy.deepcopy(model.head))
+        twin = twin_of(model.backbone, show.prepare(images[:2]), is_narrow=is_narrow, is_quick=is_quick)
+        self.live, self.inner = Classifier(twin.whole, copy.deepcopy(model.head)), twin.inner
         if self.device.type == "cuda":
             put_channels_last(self.live)
-        self.inner = self.live.backbone.inner if isinstance(self.live.backbone, Padded) else self.live.backbone
+        self.narrow: Narrow | None = None
         self.flat = Flat(self._moving(images))
+        if twin.is_joined:
+            self.narrow = Narrow(self.live, self.flat)
         self.restore = Restorer(self.flat.vector, self._guarded, choosing)
         self.pace = torch.zeros((), device=self.device)  # of scores
         self.optimizer = training.optimizer([self.flat.vector])
         self.rate = float(self.optimizer.param_groups[0]["lr"])
         self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
-        self._tune_optimizer(is_fused=not is_long)
+        is_compiled = is_long and not twin.is_joined
+        self._tune_optimizer(is_fused=not is_compiled)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        self._try(images, compiled=is_long)
+        self._try(images, compiled=is_compiled)
         self._step_on_batch = self._captured(self._step)
         self._steps_by_size: dict[int, Callable[[], None]] = {}
         self._feed: Feed | None = None
@@ -101,11 +107,11 @@ class Engine:
                 self._set_rate(factor)
                 self._step_on_next(len(batch))
         else:
-            rows = plan.uniform.to(self.device).split([len(batch) for batch in plan.order])
-            for (images, labels), own, factor in zip(examples.batches(plan.order), rows, plan.factors, strict=True):
+            batches = zip(examples.batches(plan.order), plan.order, plan.factors, strict=True)
+            for (images, labels), batch, factor in batches:
                 self._set_rate(factor)
-                moved = (value.to(self.device, non_blocking=True) for value in (images, labels))
-                self._step_on_batch(*moved, own)
+                values = (images, labels, plan.uniform[batch])
+                self._step_on_batch(*(value.to(self.device, non_blocking=True) for value in values))
         return self.total
 
     def settle(self) -> None:
@@ -177,6 +183,8 @@ class Engine:
         self.total += loss.detach()
 
     def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
+        if self.narrow is not None:
+            self.narrow.refresh()
         pixels, labels = self.show(images, labels, uniform)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
             return self.live(pixels, labels, self.loss)
@@ -250,9 +258,3 @@ def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def _twin(backbone: nn.Module, pixels: Tensor) -> nn.Module:
-    twin = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
-    quicken(twin)
-    return twin

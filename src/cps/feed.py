@@ -16,8 +16,8 @@ from cps.data import TensorExamples
 class Plan:
     """An epoch of one process: the indices of each batch, and what goes with them.
 
-    `uniform` has a row for each example in turn, `factors` are those of the learning rate at each step, and `shares`
-    weigh the process's part of each batch. `pace` is how far scores move in a step at the full rate.
+    `uniform` has a row of random numbers for each example, `factors` are those of the learning rate at each step, and
+    `shares` weigh the process's part of each batch. `pace` is how far scores move in a step at the full rate.
     """
 
     order: Sequence[Tensor]
@@ -49,17 +49,16 @@ class Feed:
         self._targets.copy_(examples.targets)
 
     def start(self, order: Tensor, uniform: Tensor) -> None:
-        """Start an epoch: the indices of all its examples in turn, and the random numbers of each."""
+        """Start an epoch: the indices of its examples in turn, and the random numbers of all examples."""
         self._order[: len(order)].copy_(order)
-        self._uniform[: len(uniform)].copy_(uniform)
+        self._uniform.copy_(uniform)
         self._next.zero_()
 
     def read(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the images, labels and random numbers of the next examples."""
-        place = self._next + self._span[:size]
+        indices = self._order[self._next + self._span[:size]]
         self._next += size
-        indices = self._order[place]
-        return self._images[indices], self._targets[indices], self._uniform[place]
+        return self._images[indices], self._targets[indices], self._uniform[indices]
 
     def forget(self) -> None:
         """Keep no image."""

@@ -6,13 +6,14 @@ so a run that resumes at an epoch's end goes on as if it had never stopped.
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from cps.capture import first_line
 from cps.data import Examples, TensorExamples
 from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
@@ -107,8 +108,15 @@ class Trainer:
         steps: Steps = engine or _PlainSteps(model, training, self.fabric, show)
         try:
             steps.begin(model, guard, optimizer_state)
+            plans = self._plans(len(examples), training, seed, start, show.draws, reach)
+            plan = next(plans)
             for epoch in range(start, training.epochs):
-                loss = self._epoch(steps, model, examples, training, seed, epoch, show.draws, reach)
+                model.train()
+                with seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank), same_bits():
+                    total, batches = steps.run(examples, plan), len(plan.order)
+                plan = next(plans, plan)  # while a GPU is at work
+                agree_on_buffers(model, self.fabric)
+                loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
                 if not math.isfinite(loss):
                     raise FloatingPointError(
                         f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
@@ -119,32 +127,19 @@ class Trainer:
         finally:
             steps.forget()
 
-    def _epoch(
-        self,
-        steps: Steps,
-        model: Classifier,
-        examples: Examples,
-        training: Training,
-        seed: Seed,
-        epoch: int,
-        draws: int,
-        reach: float,
-    ) -> float:
-        """Train for an epoch; return the mean loss."""
-        model.train()
-        rank, processes, device = self.fabric.global_rank, self.fabric.world_size, self.fabric.device
-        order = list(epoch_order(len(examples), training.batch_size, generator(*seed, epoch, ORDER), processes))
-        mine = [batch[rank::processes] for batch in order]
-        uniform = torch.rand(len(examples), draws, generator=generator(*seed, epoch, DRAWS)).to(device)
-        # Sorted on the device: on a CPU it would wake all threads for next to nothing.
-        uniform = uniform[torch.cat(mine).to(device)]
-        factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
-        # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
-        shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
-        with seeded(device, *seed, epoch, NOISE, rank), same_bits():
-            total = steps.run(examples, Plan(mine, uniform, factors, shares, reach / (training.epochs * len(order))))
-        agree_on_buffers(model, self.fabric)
-        return float(self.fabric.all_reduce(total, reduce_op="mean")) / len(order)  # pyright: ignore
+    def _plans(
+        self, examples: int, training: Training, seed: Seed, start: int, draws: int, reach: float
+    ) -> Iterator[Plan]:
+        """Yield what this process does in each epoch."""
+        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        for epoch in range(start, training.epochs):
+            order = list(epoch_order(examples, training.batch_size, generator(*seed, epoch, ORDER), processes))
+            mine = [batch[rank::processes] for batch in order]
+            uniform = torch.rand(examples, draws, generator=generator(*seed, epoch, DRAWS))
+            factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
+            # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
+            shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
+            yield Plan(mine, uniform, factors, shares, reach / (training.epochs * len(order)))
 
     def _engine_for(
         self, model: Classifier, examples: Examples, training: Training, show: Presentation, guard: Guard, is_long: bool
@@ -169,11 +164,22 @@ class Trainer:
             self._engine = None  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
-            images = images.to(self.fabric.device)
-            with same_bits():
-                how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
-                self._engine = key, Engine(model, images, training, show, **how)
-        return self._engine[1]
+            how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
+            engine = self._built(model, images.to(self.fabric.device), training, show, how)
+            self._engine = engine and (key, engine)
+        return self._engine and self._engine[1]
+
+    def _built(
+        self, model: Classifier, images: Tensor, training: Training, show: Presentation, how: dict[str, Any]
+    ) -> Engine | None:
+        """Return a new engine, if need be one without kernels of our own; None where neither can be built."""
+        for is_quick, without in ((True, "kernels of its own"), (False, "a CUDA graph")):
+            try:
+                with same_bits():
+                    return Engine(model, images, training, show, is_quick=is_quick, **how)
+            except Exception as error:  # there may be no C compiler for Triton, or too little memory
+                self._tell_once(f"training goes on without {without}: {first_line(error)}")
+        return None
 
     def _tell_once(self, what: str) -> None:
         if what not in self._told:
@@ -206,18 +212,17 @@ class _PlainSteps:
         self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
 
     def run(self, examples: Examples, plan: Plan) -> Tensor:
-        rows = plan.uniform.to(self.fabric.device).split([len(batch) for batch in plan.order])
-        steps = zip(examples.batches(plan.order), rows, plan.factors, plan.shares, strict=True)
+        steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.shares, strict=True)
         self.total.zero_()
-        for (images, labels), own, factor, share in steps:
+        for (images, labels), batch, factor, share in steps:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
-            moved = images.to(self.fabric.device), labels.to(self.fabric.device)
-            self._step(*moved, own, share, plan.pace * factor)
+            moved = [value.to(self.fabric.device) for value in (images, labels, plan.uniform[batch])]
+            self._step(moved, share, plan.pace * factor)
         return self.total
 
-    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor, share: float, pace: float) -> None:
-        pixels, labels = self.show(images, labels, uniform)
+    def _step(self, shown: Sequence[Tensor], share: float, pace: float) -> None:
+        pixels, labels = self.show(*shown)
         loss = self.wrapped(pixels, labels, self.loss) * share
         self.fabric.backward(loss)
         self.stepper.step()

@@ -1,0 +1,128 @@
+"""Joining: norm layers that do the addition and the ReLU after them in the same kernels, where a GPU trains in bf16."""
+
+import operator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from cps.convolution import HAS_TRITON
+
+KNOWN = ("torch.nn.", "cps.backbones", "torchvision.models.resnet")  # code that does the same in every pass
+ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
+RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
+FARTHEST = 2**31  # numbers that our kernels can count
+
+
+class Norm(nn.BatchNorm2d):
+    """Batch norm, then the addition of a shortcut, then ReLU, as asked; fast in training under bf16 on a GPU."""
+
+    def forward(self, input: Tensor, shortcut: Tensor | None = None, has_relu: bool = False) -> Tensor:
+        """Return the normalised signal with what follows."""
+        is_like = shortcut is None or shortcut.shape == input.shape
+        if is_like and self.training and _is_narrow(input) and input.numel() < FARTHEST:
+            seen = input.contiguous(memory_format=torch.channels_last)
+            beside = shortcut if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
+            return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu)
+        result = super().forward(input)
+        result = result if shortcut is None else result + shortcut
+        return F.relu(result) if has_relu else result
+
+
+def joined(backbone: nn.Module) -> nn.Module | None:
+    """Return the backbone with its norm layers joined to what follows them, in place; None where its code is not known.
+
+    Its code is traced once, so it must not branch by chance or by mode.
+    """
+    layers = list(backbone.modules())
+    is_known = all(f"{type(layer).__module__}.".startswith(KNOWN) for layer in layers)
+    norms = [layer for layer in layers if _can_join(layer)]
+    if not (HAS_TRITON and is_known and norms):
+        return None
+    traced = fx.symbolic_trace(backbone)
+    for node in list(traced.graph.nodes):
+        if node.op == "call_module" and _can_join(traced.get_submodule(node.target)):
+            _join(node, traced)
+    traced.recompile()
+    for layer in norms:
+        layer.__class__ = Norm
+    return traced
+
+
+def _join(norm: fx.Node, traced: fx.GraphModule) -> None:
+    """Let one norm layer do the addition and the ReLU that alone read its result."""
+    chain, shortcut = [norm], None
+    reader = _only_reader(norm)
+    if reader is not None and _is_addition(reader):
+        first, second = reader.args
+        shortcut = second if first is norm else first
+        chain.append(reader)
+        reader = _only_reader(reader)
+    has_relu = reader is not None and _is_relu(reader, traced)
+    if reader is not None and has_relu:
+        chain.append(reader)
+    if len(chain) == 1:
+        return
+    with traced.graph.inserting_before(chain[-1]):
+        whole = traced.graph.call_module(str(norm.target), (norm.args[0], shortcut, has_relu))
+    chain[-1].replace_all_uses_with(whole)
+    for node in reversed(chain):
+        traced.graph.erase_node(node)
+
+
+def _only_reader(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _is_addition(node: fx.Node) -> bool:
+    """Say whether a node adds two different signals and does nothing else."""
+    signals = [value for value in node.args if isinstance(value, fx.Node)]
+    is_sum = node.op in ("call_function", "call_method") and node.target in ADDITIONS
+    return is_sum and len(node.args) == len(set(signals)) == 2 and not node.kwargs
+
+
+def _is_relu(node: fx.Node, traced: fx.GraphModule) -> bool:
+    if node.op == "call_module":
+        return type(traced.get_submodule(str(node.target))) is nn.ReLU
+    return node.op in ("call_function", "call_method") and node.target in RELUS
+
+
+def _can_join(layer: nn.Module) -> bool:
+    is_plain = type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats
+    return is_plain and layer.momentum is not None
+
+
+def _is_narrow(signal: Tensor) -> bool:
+    return signal.is_cuda and signal.dtype is torch.bfloat16
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, signal: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, layer: Norm, has_relu: bool
+    ) -> Tensor:
+        from cps.norms import Running, normalize  # Triton is there only where GPUs are
+
+        kept: tuple[Any, ...] = layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum
+        running = Running(*kept)
+        done = normalize(signal, weight, bias, running, layer.eps, shortcut=shortcut, has_relu=has_relu)
+        ctx.save_for_backward(*done, signal, weight)
+        ctx.has_relu = has_relu
+        return done.result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        from cps.norms import Normalized, normalize_backward
+
+        *done, signal, weight = ctx.saved_tensors
+        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        of_signal, of_weight, of_bias, of_shortcut = normalize_backward(
+            gradient,
+            Normalized(*done),
+            signal,
+            weight,
+            needs_shortcut=ctx.needs_input_grad[1],
+            has_relu=ctx.has_relu,
+        )
+        return of_signal, of_shortcut, of_weight, of_bias, None, None

@@ -1,0 +1,187 @@
+"""Kernels in Triton: batch norm with the addition and the ReLU that follow it, two kernels forward and two backward.
+
+Signals have their channels last: they are rows of channels. Sums over the rows are taken in parts, and the last program
+to finish adds the parts up in a fixed order: the same inputs always give the same bits.
+"""
+
+# pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _is_last(finished, block, parts):
+    """Say whether all other parts of a block of channels are done; then the count is back at zero."""
+    tl.debug_barrier()  # every thread has stored its sums
+    is_last = tl.atomic_add(finished + block, 1) == parts - 1
+    if is_last:
+        tl.store(finished + block, 0)
+    return is_last
+
+
+@triton.jit
+def _total(sums, channel, known, parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
+    """Add up what each part has stored."""
+    part = tl.arange(0, PARTS)
+    there = (part < parts)[:, None] & known[None, :]
+    return tl.sum(tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0), axis=0)
+
+
+@triton.jit
+def moments(
+    signal,
+    firsts,
+    seconds,
+    finished,
+    mean,
+    scale,
+    running_mean,
+    running_variance,
+    batches,
+    rows,
+    momentum,
+    epsilon,
+    CHANNELS: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Find mean and scale (one over the deviation) of each channel, and move the running ones."""
+    part, block, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    channel = block * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    known = channel < CHANNELS
+    origin = tl.load(signal + channel, mask=known, other=0.0).to(tl.float32)  # near the mean, so nothing cancels
+    first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
+    second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
+    for step in range(STEPS):
+        row = (part * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        inside = (row < rows)[:, None] & known[None, :]
+        value = tl.load(signal + row[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        apart = tl.where(inside, value - origin[None, :], 0.0)
+        first += apart
+        second += apart * apart
+    tl.store(firsts + part * CHANNELS + channel, tl.sum(first, axis=0), mask=known)
+    tl.store(seconds + part * CHANNELS + channel, tl.sum(second, axis=0), mask=known)
+    if _is_last(finished, block, parts):
+        apart = _total(firsts, channel, known, parts, CHANNELS, PARTS) / rows
+        variance = _total(seconds, channel, known, parts, CHANNELS, PARTS) / rows - apart * apart
+        variance = tl.maximum(variance, 0.0)
+        tl.store(mean + channel, origin + apart, mask=known)
+        tl.store(scale + channel, 1.0 / tl.sqrt(variance + epsilon), mask=known)
+        old = tl.load(running_mean + channel, mask=known)
+        tl.store(running_mean + channel, old + momentum * (origin + apart - old), mask=known)
+        old = tl.load(running_variance + channel, mask=known)
+        unbiased = variance * (rows / (rows - 1.0))
+        tl.store(running_variance + channel, old + momentum * (unbiased - old), mask=known)
+        if block == 0:
+            tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def apply(
+    signal,
+    shortcut,
+    result,
+    mean,
+    scale,
+    weight,
+    bias,
+    size,
+    CHANNELS: tl.constexpr,
+    HAS_SHORTCUT: tl.constexpr,
+    HAS_RELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Normalise; add the shortcut; keep what is positive."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, channel = place < size, place % CHANNELS
+    value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
+    value = (value - tl.load(mean + channel)) * tl.load(scale + channel)
+    value = value * tl.load(weight + channel) + tl.load(bias + channel)
+    if HAS_SHORTCUT:
+        value += tl.load(shortcut + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RELU:
+        value = tl.maximum(value, 0.0)
+    tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sums_of_gradient(
+    gradient,
+    result,
+    signal,
+    mean,
+    scale,
+    firsts,
+    seconds,
+    finished,
+    of_weight,
+    of_bias,
+    rows,
+    CHANNELS: tl.constexpr,
+    HAS_RELU: tl.constexpr,
+    STEPS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Find the gradients of weight and bias."""
+    part, block, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    channel = block * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    known = channel < CHANNELS
+    middle = tl.load(mean + channel, mask=known, other=0.0)
+    factor = tl.load(scale + channel, mask=known, other=0.0)
+    first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
+    second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
+    for step in range(STEPS):
+        row = (part * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+        inside = (row < rows)[:, None] & known[None, :]
+        place = row[:, None] * CHANNELS + channel[None, :]
+        slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RELU:
+            slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+        value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
+        first += slope * (value - middle[None, :]) * factor[None, :]
+        second += slope
+    tl.store(firsts + part * CHANNELS + channel, tl.sum(first, axis=0), mask=known)
+    tl.store(seconds + part * CHANNELS + channel, tl.sum(second, axis=0), mask=known)
+    if _is_last(finished, block, parts):
+        tl.store(of_weight + channel, _total(firsts, channel, known, parts, CHANNELS, PARTS), mask=known)
+        tl.store(of_bias + channel, _total(seconds, channel, known, parts, CHANNELS, PARTS), mask=known)
+
+
+@triton.jit
+def gradient_of_signal(
+    gradient,
+    result,
+    signal,
+    mean,
+    scale,
+    weight,
+    of_weight,
+    of_bias,
+    of_signal,
+    of_shortcut,
+    size,
+    share,
+    CHANNELS: tl.constexpr,
+    HAS_RELU: tl.constexpr,
+    NEEDS_SHORTCUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Find the gradients of the signal and of the shortcut; `share` is one over the number of rows."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside, channel = place < size, place % CHANNELS
+    slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RELU:
+        slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+    if NEEDS_SHORTCUT:
+        tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
+    factor = tl.load(scale + channel)
+    value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
+    value = (value - tl.load(mean + channel)) * factor
+    slope -= (tl.load(of_bias + channel) + value * tl.load(of_weight + channel)) * share
+    slope *= tl.load(weight + channel) * factor
+    tl.store(of_signal + place, slope.to(of_signal.dtype.element_ty), mask=inside)

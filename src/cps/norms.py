@@ -1,0 +1,114 @@
+"""Norms: batch norm on its way through a GPU, together with the addition and the ReLU that follow it."""
+
+# pyright: reportArgumentType=false, reportCallIssue=false
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+import cps.norm_kernels as kernels
+
+MOST_PARTS = 128  # enough to fill a GPU
+TILE = 8192  # numbers that a program looks at in a step
+BLOCK = 2048  # numbers of a program that has nothing to add up
+MOST_BLOCKS = 1024  # of channels
+
+
+class Running(NamedTuple):
+    """What a norm layer keeps of all batches: mean, variance, how many there were; and how fast the first two move."""
+
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor
+    momentum: float
+
+
+class Normalized(NamedTuple):
+    """The result, and the mean and scale of each channel."""
+
+    result: Tensor
+    mean: Tensor
+    scale: Tensor
+
+
+def normalize(
+    signal: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running: Running,
+    epsilon: float,
+    *,
+    shortcut: Tensor | None,
+    has_relu: bool,
+) -> Normalized:
+    """Return the signal, shape (N, channels, height, width), normalised by its own moments, with what follows."""
+    channels, cut = signal.shape[1], _Cut.of(signal)
+    mean, scale = torch.empty(2, channels, device=signal.device)
+    firsts, seconds = torch.empty(2, cut.parts, channels, device=signal.device)
+    kernels.moments[cut.grid](
+        signal, firsts, seconds, _finished(signal.device), mean, scale, running.mean, running.variance,
+        running.batches, cut.rows, running.momentum, epsilon, channels, cut.steps, cut.block_rows,
+        cut.block_channels, triton.next_power_of_2(cut.parts), num_warps=8,
+    )  # fmt: skip
+    result = torch.empty_like(signal)
+    kernels.apply[(triton.cdiv(signal.numel(), BLOCK),)](
+        signal, signal if shortcut is None else shortcut, result, mean, scale, weight, bias, signal.numel(), channels,
+        shortcut is not None, has_relu, BLOCK,
+    )  # fmt: skip
+    return Normalized(result, mean, scale)
+
+
+def normalize_backward(
+    gradient: Tensor, done: Normalized, signal: Tensor, weight: Tensor, *, needs_shortcut: bool, has_relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of signal, weight, bias and, where it is needed, shortcut."""
+    channels, cut = signal.shape[1], _Cut.of(signal)
+    of_weight, of_bias = torch.empty(2, channels, device=signal.device)
+    firsts, seconds = torch.empty(2, cut.parts, channels, device=signal.device)
+    kernels.sums_of_gradient[cut.grid](
+        gradient, done.result, signal, done.mean, done.scale, firsts, seconds, _finished(signal.device), of_weight,
+        of_bias, cut.rows, channels, has_relu, cut.steps, cut.block_rows, cut.block_channels,
+        triton.next_power_of_2(cut.parts), num_warps=8,
+    )  # fmt: skip
+    of_signal = torch.empty_like(signal)
+    is_new = needs_shortcut and has_relu  # without a ReLU, the shortcut's is the gradient itself
+    of_shortcut = torch.empty_like(signal) if is_new else gradient
+    kernels.gradient_of_signal[(triton.cdiv(signal.numel(), BLOCK),)](
+        gradient, done.result, signal, done.mean, done.scale, weight, of_weight, of_bias, of_signal, of_shortcut,
+        signal.numel(), 1 / cut.rows, channels, has_relu, is_new, BLOCK,
+    )  # fmt: skip
+    return of_signal, of_weight, of_bias, of_shortcut if needs_shortcut else None
+
+
+class _Cut(NamedTuple):
+    """How the rows are cut into parts, each of some steps of a block."""
+
+    rows: int
+    parts: int
+    blocks: int
+    steps: int
+    block_rows: int
+    block_channels: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.parts, self.blocks
+
+    @staticmethod
+    def of(signal: Tensor) -> "_Cut":
+        channels = signal.shape[1]
+        rows, block_channels = signal.numel() // channels, 32 if channels <= 32 else 64
+        blocks = triton.cdiv(channels, block_channels)
+        wanted = max(1, MOST_PARTS // blocks)
+        block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(rows, wanted))))
+        steps = triton.cdiv(rows, block_rows * wanted)
+        return _Cut(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
+
+
+@lru_cache
+def _finished(device: torch.device) -> Tensor:
+    """Return a count for each block of channels, zero between any two kernels, which run one after the other."""
+    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)

@@ -1,0 +1,55 @@
+"""The twin: a copy of a backbone that a GPU trains fast, with the same names and the same results.
+
+Widths are padded to multiples of eight, convolutions use the fastest kernels that always give the same bits, and norm
+layers do what follows them.
+"""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cps.convolution import Convolution, quicken
+from cps.flat import Flat
+from cps.joining import joined
+from cps.padding import Padded, padded
+
+
+class Twin(NamedTuple):
+    """A module from images to features, the part of it that has the backbone's names, and whether norms are joined."""
+
+    whole: nn.Module
+    inner: nn.Module
+    is_joined: bool
+
+
+def twin_of(backbone: nn.Module, pixels: Tensor, *, is_narrow: bool, is_quick: bool) -> Twin:
+    """Return the twin of a backbone; `is_narrow`: for bf16; `is_quick`: with kernels of our own."""
+    whole: nn.Module = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
+    inner = whole.inner if isinstance(whole, Padded) else whole
+    found = joined(inner) if is_quick and is_narrow and pixels.is_cuda else None
+    inner = found or inner
+    if is_quick:
+        quicken(inner)
+    if isinstance(whole, Padded):
+        whole.inner = inner
+    else:
+        whole = inner
+    return Twin(whole, inner, found is not None)
+
+
+class Narrow:
+    """The weights of a module's quick convolutions in bf16, cast all at once."""
+
+    def __init__(self, module: nn.Module, flat: Flat):
+        self._wide = flat.vector.detach()
+        self._narrow = torch.empty_like(self._wide, dtype=torch.bfloat16)
+        views = flat.views(self._narrow)
+        for name, layer in module.named_modules():
+            if isinstance(layer, Convolution):
+                layer.narrow = views.get(f"{name}.weight")
+
+    def refresh(self) -> None:
+        """Cast the weights as they are now."""
+        self._narrow.copy_(self._wide)
