@@ -12,6 +12,7 @@ from conftest import ACCELERATOR, conv_net, make_task
 from cps import checkpoint
 from cps.choice import move_scores
 from cps.data import TensorExamples
+from cps.devices import full_precision
 from cps.draft import Classifier
 from cps.engine import Engine
 from cps.feed import Plan
@@ -131,6 +132,7 @@ def test_a_score_moves_down_the_gradient_of_its_connection():
     assert scores[0, 0] == 1
 
 
+@full_precision()
 def test_an_engine_moves_scores_as_plain_steps_do():
     torch.manual_seed(0)
     device, optimizer = torch.device(ACCELERATOR), cps.Adam(1e-2)

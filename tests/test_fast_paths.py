@@ -314,9 +314,10 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
             protect()
         return model.state_dict(), made.state_dict()["state"]
 
+    close = 5e-3 if compiled else 1e-3  # Adam, compiled by torch, corrects its bias in 32 bits
     for head in heads:  # the second with what the first has left
         for ours, plain in zip(by_engine(head), by_plain_steps(head), strict=True):
-            torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-3, check_device=False)
+            torch.testing.assert_close(ours, plain, rtol=close, atol=close, check_device=False)
 
 
 def small_engine(backbone, features):
