@@ -54,6 +54,8 @@ VARIANTS: dict[str, Change] = {
     "no-mirrors": _with(views=cps.Rotations()),
     "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
     "one-round": _with(rounds=1),
+    "alpha-0.7": _with(pruner=cps.NNrelief(alpha=0.7)),
+    "alpha-0.8": _with(pruner=cps.NNrelief(alpha=0.8)),
     "alpha-0.85": _with(pruner=cps.NNrelief(alpha=0.85)),
     "alpha-0.95": _with(pruner=cps.NNrelief(alpha=0.95)),
     "alpha-0.98": _with(pruner=cps.NNrelief(alpha=0.98)),
