@@ -48,8 +48,26 @@ def _with_loss(loss: cps.Loss) -> Change:
     )
 
 
+def _first(recipe: Recipe) -> Recipe:
+    """Return the recipe as it was when the search for a better one began."""
+    train = cps.Training(80, cps.Adam(3e-3, weight_decay=5e-4), cps.Cosine(), batch_size=128)
+    return replace(
+        recipe,
+        train=train,
+        retrain=replace(train, epochs=30),
+        views=cps.Rotations(mirrors=True),
+        augment=cps.Chain((cps.PadCrop(4), cps.Flip())),
+        capacity=None,
+    )
+
+
 VARIANTS: dict[str, Change] = {
     "single": lambda recipe: recipe,
+    "first": _first,
+    "no-contrast": _with_loss(cps.CrossEntropy()),
+    "no-budget": _with(capacity=None),
+    "weak": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip()))),
+    "one-turn": _with(views=cps.Rotations(mirrors=True)),
     "upright": _with(views=cps.Upright(mirrors=True)),
     "no-mirrors": _with(views=cps.Rotations()),
     "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
@@ -59,7 +77,7 @@ VARIANTS: dict[str, Change] = {
     "alpha-0.85": _with(pruner=cps.NNrelief(alpha=0.85)),
     "alpha-0.95": _with(pruner=cps.NNrelief(alpha=0.95)),
     "alpha-0.98": _with(pruner=cps.NNrelief(alpha=0.98)),
-    "budget": _with(capacity=cps.Capacity(budget=0.1)),
+    "budget": _with(capacity=cps.Capacity(budget=0.01)),
     "third": _with(backbone=lambda: cps.resnet18(3, (24, 48, 88, 176))),
     "decay-0": _optimizer(cps.Adam(3e-3)),
     "decay-5e-5": _optimizer(cps.Adam(3e-3, weight_decay=5e-5)),
@@ -77,16 +95,17 @@ VARIANTS: dict[str, Change] = {
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
     "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
 }
+CASCADE = cps.Cascade(size=64, temperature=5.0, own=2.0)
 SELECTORS: dict[str, cps.Selector] = {
     "largest output": cps.MaxOutput(),
-    "cascade": cps.Cascade(size=64),
-    "cascade without own outputs": cps.Cascade(size=64, own=0.0),
-    "cascade, own outputs twice": cps.Cascade(size=64, own=2.0),
-    "cascade, temperature 1": cps.Cascade(size=64, temperature=1.0),
-    "cascade, temperature 2": cps.Cascade(size=64, temperature=2.0),
-    "cascade, temperature 5": cps.Cascade(size=64, temperature=5.0),
-    "cascade, shrinkage 0.02": cps.Cascade(size=64, shrinkage=0.02),
-    "cascade, shrinkage 0.5": cps.Cascade(size=64, shrinkage=0.5),
+    "cascade": CASCADE,
+    "cascade without own outputs": replace(CASCADE, own=0.0),
+    "cascade, own outputs once": replace(CASCADE, own=1.0),
+    "cascade, own outputs thrice": replace(CASCADE, own=3.0),
+    "cascade, temperature 3": replace(CASCADE, temperature=3.0),
+    "cascade, temperature 8": replace(CASCADE, temperature=8.0),
+    "cascade, shrinkage 0.02": replace(CASCADE, shrinkage=0.02),
+    "cascade, shrinkage 0.5": replace(CASCADE, shrinkage=0.5),
 }
 
 
@@ -119,7 +138,7 @@ def _changed(recipe: Recipe, variant: str) -> Recipe:
 
 
 def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    settings = {**recipe.learner_settings(), "selectors": (cps.Cascade(size=64), cps.MaxOutput())}
+    settings = {**recipe.learner_settings(), "selectors": (CASCADE, cps.MaxOutput())}
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
     fabric = cps.make_fabric()

@@ -20,7 +20,7 @@ ORDERS = range(10)
 WAYS = {
     "all sealed weights, as in the paper": cps.Capacity(crowded=0.0),
     "choosing among sealed weights": cps.Capacity(),
-    "a budget of a fifth of each layer": cps.Capacity(crowded=0.0, budget=0.2),
+    "a budget of a fifth of each layer": cps.Capacity(crowded=0.0, budget=0.1),
 }
 
 

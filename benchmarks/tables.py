@@ -123,6 +123,21 @@ def strangers_table() -> str:
     return "\n".join([_markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows), "", note])
 
 
+def choice_table() -> str:
+    """Return what each way of training gave after two tasks, on images held out of training."""
+    rows = []
+    for key, found in read("ablation-choice").items():
+        parts = key.split(": ")[1].removeprefix("first").replace("+", ", ").removeprefix(", ")
+        best = found["class_il"]["largest output"]["1"]
+        figures = [found["task_il"], statistics.fmean(found["auroc"]), best, found["taken"]]
+        rows.append([parts or "as it was first", *(f"{value:.1f}" for value in figures)])
+    head = ["training", "task known", "AUROC", "one image, largest output", "weights taken"]
+    run = next(iter(read("ablation-choice").values()))
+    note = "All in %; two of ten tasks, 500 images of each, AUROC against the images of all others; "
+    note += f"{run['device']}, torch {run['versions']['torch']}."
+    return "\n".join([_markdown(head, rows), "", note])
+
+
 def crowding_table() -> str:
     """Return how well each task of the digits is learned in a network that fills up, by the way of sharing it."""
     run = read("crowding-cpu")
@@ -159,7 +174,7 @@ TABLES = {
         "metrics": partial(paper_table, metrics_table),
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
-    "docs/one-image.md": {"streams": streams_table, "strangers": strangers_table},
+    "docs/one-image.md": {"choice": choice_table, "streams": streams_table, "strangers": strangers_table},
     "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table},
 }

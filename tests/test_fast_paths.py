@@ -215,6 +215,8 @@ def test_norms_are_joined_only_in_code_that_is_known():
 
     layers = [nn.BatchNorm2d(3), nn.ReLU()]
     assert joined(nn.Sequential(*layers)) is not None
+    twice = nn.Conv2d(3, 3, 1)
+    assert joined(nn.Sequential(twice, nn.BatchNorm2d(3), twice)) is None  # its gradient is a sum of two
     assert joined(Chancy(*layers)) is None
     assert joined(nn.Sequential(nn.BatchNorm2d(3, momentum=None))) is None
 
@@ -252,8 +254,8 @@ def test_joined_norms_train_as_separate_ones_do():
         assert (engine.narrow is not None) == is_quick
         backbone.load_state_dict(initial)
         engine.begin(model, {}, None)
-        plan = Plan([torch.arange(32)] * 8, torch.zeros(32, 0), [1.0] * 8, [1.0] * 8)
-        losses = float(engine.run(TensorExamples(images, labels), plan))
+        plan = Plan([torch.arange(32)] * 8, torch.zeros(256, 0), [1.0] * 8, [1.0] * 8)
+        losses = float(engine.run(TensorExamples(images.repeat(8, 1, 1, 1), labels.repeat(8)), plan))
         engine.settle()
         found.append((losses, copy.deepcopy(backbone.state_dict())))
     (ours, ourselves), (theirs, they) = found

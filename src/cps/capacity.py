@@ -28,8 +28,8 @@ class Capacity:
     """How tasks share the room there is.
 
     `crowded`: while less than this share of all weights is free, a task learns which sealed ones to use; with 0 it
-    starts from all of them, as in the paper. `budget`: the largest share of each layer that one task may take, so that
-    later ones find room there; 1 sets no limit.
+    starts from all of them, as in the paper. `budget`: the largest share of each layer that a task may take for each of
+    its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no limit.
     """
 
     crowded: float = FREE_SHARE
@@ -39,17 +39,19 @@ class Capacity:
         if not (0 <= self.crowded <= 1 and 0 < self.budget <= 1):
             raise ValueError(f"crowded is a share from 0 to 1 and budget one above 0, got {self}")
 
-    def within(self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor]) -> Masks:
-        """Return masks that take no more than the budget of each layer: of new connections the strongest stay."""
-        return {name: self._limited(mask, taken[name], weights[name]) for name, mask in masks.items()}
+    def within(self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor], classes: int) -> Masks:
+        """Return masks that take no more of each layer than so many classes may; the strongest connections stay."""
+        share = min(1.0, self.budget * classes)
+        return {name: _limited(mask, taken[name], weights[name], share) for name, mask in masks.items()}
 
-    def _limited(self, mask: Tensor, taken: Tensor, weight: Tensor) -> Tensor:
-        new, most = mask & ~taken, max(1, int(self.budget * mask.numel()))
-        if int(new.sum()) <= most:
-            return mask
-        strongest = per_connection(weight.detach().abs()).flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
-        stays = torch.zeros_like(mask).flatten().index_fill(0, strongest, True).reshape(mask.shape)
-        return (mask & taken) | stays
+
+def _limited(mask: Tensor, taken: Tensor, weight: Tensor, share: float) -> Tensor:
+    new, most = mask & ~taken, max(1, int(share * mask.numel()))
+    if int(new.sum()) <= most:
+        return mask
+    strongest = per_connection(weight.detach().abs()).flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
+    stays = torch.zeros_like(mask).flatten().index_fill(0, strongest, True).reshape(mask.shape)
+    return (mask & taken) | stays
 
 
 def check_capacity(

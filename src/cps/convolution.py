@@ -18,17 +18,19 @@ LARGEST = 128 * 128  # channels in times out, up to which our kernel is the fast
 class Convolution(nn.Conv2d):
     """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one.
 
-    `narrow` is its weight in bf16, where somebody else keeps that up to date.
+    `narrow` is its weight in bf16 and `slope` the place for the gradient of its weight, where somebody keeps the one up
+    to date and reads the other.
     """
 
     narrow: Tensor | None = None
+    slope: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolved signal."""
         if not (input.is_cuda and torch.is_autocast_enabled("cuda")):
             return super().forward(input)
         seen = input.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        out = _Convolve.apply(seen, self.weight, self.narrow, self.stride[0], self.padding[0])
+        out = _Convolve.apply(seen, self.weight, self.narrow, self.slope, self.stride[0], self.padding[0])
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
 
 
@@ -47,20 +49,26 @@ def _is_common(layer: nn.Conv2d) -> bool:
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, stride: int, padding: int) -> Tensor:
+    def forward(
+        ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, slope: Tensor | None, stride: int, padding: int
+    ) -> Tensor:
         if narrow is None:
             narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
         ctx.save_for_backward(seen, narrow)
-        ctx.stride, ctx.padding = stride, padding
+        ctx.stride, ctx.padding, ctx.slope = stride, padding, slope
         return convolution(seen, narrow, stride, padding)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None, None]:  # pyright: ignore
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         seen, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         needs_input = ctx.needs_input_grad[0]
-        of_input, parts = convolution_backward(gradient, seen, weight, ctx.stride, ctx.padding, needs_input)
-        return of_input if needs_input else None, _sum_of(parts), None, None, None
+        how = gradient, seen, weight, ctx.stride, ctx.padding, needs_input
+        if ctx.slope is not None:
+            of_input = _backward(*how, into=ctx.slope)[0]
+            return of_input if needs_input else None, None, None, None, None, None
+        of_input, parts = convolution_backward(*how)
+        return of_input if needs_input else None, _sum_of(parts), None, None, None, None
 
 
 @torch.library.custom_op("cps::convolution", mutates_args=())
@@ -89,15 +97,7 @@ def convolution_backward(
 
     The parts are still to be added up, which a compiler does well.
     """
-    if not needs_input:
-        return gradient.new_empty(0), _of_weight(gradient, seen, weight, stride, padding)
-    main, aside = torch.cuda.current_stream(), _stream_aside(seen.device)
-    aside.wait_stream(main)
-    with torch.cuda.stream(aside):
-        of_weight = _of_weight(gradient, seen, weight, stride, padding)
-    of_input = _of_input(gradient, seen, weight, stride, padding)
-    main.wait_stream(aside)
-    return of_input, of_weight
+    return _backward(gradient, seen, weight, stride, padding, needs_input)
 
 
 @convolution_backward.register_fake
@@ -112,9 +112,25 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
     return torch.empty_like(seen) if needs_input else gradient.new_empty(0), parts
 
 
-def _sum_of(parts: Tensor) -> Tensor:
-    """Return the sum of parts (parts, outputs, channels, rows, columns), channels last as they are."""
-    return parts[0] if len(parts) == 1 else parts.permute(0, 1, 3, 4, 2).sum(dim=0).permute(0, 3, 1, 2)
+def _backward(
+    gradient: Tensor,
+    seen: Tensor,
+    weight: Tensor,
+    stride: int,
+    padding: int,
+    needs_input: bool,
+    into: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return both gradients, that of the weight in parts, or whole where there is a place to write it `into`."""
+    if not needs_input:
+        return gradient.new_empty(0), _of_weight(gradient, seen, weight, stride, padding, into)
+    main, aside = torch.cuda.current_stream(), _stream_aside(seen.device)
+    aside.wait_stream(main)
+    with torch.cuda.stream(aside):
+        of_weight = _of_weight(gradient, seen, weight, stride, padding, into)
+    of_input = _of_input(gradient, seen, weight, stride, padding)
+    main.wait_stream(aside)
+    return of_input, of_weight
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -127,14 +143,25 @@ def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, paddi
     return found.contiguous(memory_format=torch.channels_last)
 
 
-def _of_weight(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+def _of_weight(
+    gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, into: Tensor | None = None
+) -> Tensor:
     if _is_awkward(weight, seen, gradient):
         from cps.kernels import weight_gradient_parts
 
-        return weight_gradient_parts(seen, gradient, weight.shape[2], stride, padding)
+        parts = weight_gradient_parts(seen, gradient, weight.shape[2], stride, padding)
+        return parts if into is None else _sum_of(parts, into)
     arguments = _arguments(stride, padding)
     found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [False, True, False])[1]
-    return found.to(torch.float32, memory_format=torch.channels_last)[None]
+    return found.to(torch.float32, memory_format=torch.channels_last)[None] if into is None else into.copy_(found)
+
+
+def _sum_of(parts: Tensor, into: Tensor | None = None) -> Tensor:
+    """Return the sum of parts (parts, outputs, channels, rows, columns), channels last as they are."""
+    if into is None and len(parts) == 1:
+        return parts[0]
+    there = None if into is None else into.permute(0, 2, 3, 1)
+    return torch.sum(parts.permute(0, 1, 3, 4, 2), dim=0, out=there).permute(0, 3, 1, 2)
 
 
 def _is_awkward(weight: Tensor, *signals: Tensor) -> bool:

@@ -1,9 +1,9 @@
 """The engine: the training step at a GPU's speed.
 
 It trains a twin of the classifier, channels last. The whole step (augmentation, forward, backward, optimizer, guard)
-is captured as a CUDA graph; where our own kernels do not do it, torch.compile joins what can be joined first, if
-training is long. The twin, the graph and the compiled kernels stay for the next phase and task, which only copy their
-tensors in. Only kernels that always give the same bits are used.
+is captured as a CUDA graph; if training is long, torch.compile joins first what our own kernels do not join. The twin,
+the graph and the compiled kernels stay for the next phase and task, which only copy their tensors in. Only kernels that
+always give the same bits are used.
 """
 
 import copy
@@ -70,11 +70,10 @@ class Engine:
         self.optimizer = training.optimizer([self.flat.vector])
         self.rate = float(self.optimizer.param_groups[0]["lr"])
         self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
-        is_compiled = is_long and not twin.is_joined
-        self._tune_optimizer(is_fused=not is_compiled)
+        self._tune_optimizer(is_fused=not is_long)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        self._try(images, compiled=is_compiled)
+        self._try(images, compiled=is_long)
         self._step_on_batch = self._captured(self._step)
         self._steps_by_size: dict[int, Callable[[], None]] = {}
         self._feed: Feed | None = None
@@ -196,7 +195,8 @@ class Engine:
     def _try(self, images: Tensor, *, compiled: bool) -> None:
         """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
         if compiled:
-            self._fast = compiled_alone(self._loss), compiled_alone(self._update)
+            loss = self._loss if self.narrow is not None else compiled_alone(self._loss)
+            self._fast = loss, compiled_alone(self._update)
         labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
         uniform = torch.zeros(len(images), self.show.draws, device=self.device)
         try:

@@ -16,15 +16,16 @@ ALIGNMENT = 4  # numbers; 16 bytes
 class Flat:
     """Parameters of one type that lie in one vector.
 
-    `vector` has them, `vector.grad` their gradients once `gather` has taken them.
+    `vector` has them, `vector.grad` their gradients once `gather` has taken them. `written` are the names of those
+    whose layers write their gradients there themselves.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.parameters = dict(parameters)
+        self.written: set[str] = set()
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         self._gaps = [-size % ALIGNMENT for size in sizes]
         first = next(iter(self.parameters.values()))
-        self._zeros = first.detach().new_zeros(ALIGNMENT)
         self.vector = nn.Parameter(first.detach().new_zeros(sum(sizes) + sum(self._gaps)))
         self.vector.grad = torch.zeros_like(self.vector)
         with torch.no_grad():
@@ -47,15 +48,18 @@ class Flat:
             parameter.grad = None
 
     def gather(self) -> None:
-        """Move the gradients of the parameters into that of the vector."""
-        parts = []
-        for parameter, gap in zip(self.parameters.values(), self._gaps, strict=True):
-            assert parameter.grad is not None
-            parts.append(_in_line(parameter.grad, parameter))
-            if gap:
-                parts.append(self._zeros[:gap])
-            parameter.grad = None
-        torch.cat(parts, out=self.vector.grad)
+        """Move the gradients of the parameters into that of the vector; some layers may have written theirs there."""
+        assert self.vector.grad is not None
+        places, found = [], []
+        for name, place in self.views(self.vector.grad).items():
+            gradient = self.parameters[name].grad
+            if gradient is not None:
+                places.append(place)
+                found.append(gradient)
+            else:
+                assert name in self.written, f"no gradient reached {name}"
+        torch._foreach_copy_(places, found)  # pyright: ignore[reportPrivateImportUsage]
+        self.clear()
 
     def state_of_each(self, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Return an optimizer's state of the vector as that of each parameter, by its name."""
@@ -85,10 +89,6 @@ def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
         outputs, channels, height, width = parameter.shape
         return part.view(outputs, height, width, channels).permute(0, 3, 1, 2)
     return part.view(parameter.shape)
-
-
-def _in_line(gradient: Tensor, parameter: Tensor) -> Tensor:
-    return (gradient.permute(0, 2, 3, 1) if _is_channels_last(parameter) else gradient).reshape(-1)
 
 
 def _is_channels_last(value: Tensor) -> bool:

@@ -31,9 +31,10 @@ class Norm(nn.BatchNorm2d):
 
 
 def joined(backbone: nn.Module) -> nn.Module | None:
-    """Return the backbone with its norm layers joined to what follows them, in place; None where its code is not known.
+    """Return the backbone with its norm layers joined to what follows them, in place; None where that is not safe.
 
-    Its code is traced once, so it must not branch by chance or by mode.
+    Its code is traced once, so it must be known not to branch by chance or by mode; and every layer must be used once,
+    so that it can write its own gradient.
     """
     layers = list(backbone.modules())
     is_known = all(f"{type(layer).__module__}.".startswith(KNOWN) for layer in layers)
@@ -41,8 +42,12 @@ def joined(backbone: nn.Module) -> nn.Module | None:
     if not (HAS_TRITON and is_known and norms):
         return None
     traced = fx.symbolic_trace(backbone)
-    for node in list(traced.graph.nodes):
-        if node.op == "call_module" and _can_join(traced.get_submodule(node.target)):
+    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
+    used = [layer for layer in (traced.get_submodule(node.target) for node in calls) if list(layer.parameters())]
+    if len(set(used)) < len(used):
+        return None
+    for node in calls:
+        if _can_join(traced.get_submodule(node.target)):
             _join(node, traced)
     traced.recompile()
     for layer in norms:

@@ -139,7 +139,7 @@ class Learner:
                     draft.end_dense_training()
                 if phase < self.rounds:
                     masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
-                    masks = self.capacity.within(masks, self.network.taken, draft.weights())
+                    masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(task.classes))
                     draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
             with self._seeded(OBSERVE):

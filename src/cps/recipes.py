@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
+from cps.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
 from cps.backbones import SmallConvNet, large_resnet18, resnet18, resnet18_third, resnet32
 from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.data import Data
 from cps.folders import ImageFolder
+from cps.losses import Contrastive
 from cps.pixels import Normalize
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Scenario, split_by_class
@@ -199,21 +200,23 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
 
 
 def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
-    """Return CIFAR-100 made for single images: ResNet-18, every class in four turns, the cascade."""
+    """Return CIFAR-100 made for single images: ResNet-18, classes in four turns, a contrastive term, the cascade."""
+    train = Training(80, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128, loss=Contrastive())
     return Recipe(
         name=f"cifar100-{name}-single",
         about=f"CIFAR-100 cut as in cifar100-{name}, made for single images: ResNet-18, classes in four turns, cascade",
         read=read_cifar100,
         sizes=sizes,
         backbone=resnet18,
-        train=Training(80, Adam(3e-3, weight_decay=5e-4), Cosine(), batch_size=128),
-        retrain=Training(30, Adam(3e-3, weight_decay=5e-4), Cosine(), batch_size=128),
+        train=train,
+        retrain=replace(train, epochs=30),
         pruner=NNrelief(alpha=0.9),
         rounds=3,
-        selectors=(Cascade(size=64), MaxOutput()),
-        augment=Chain((PadCrop(4), Flip())),
-        views=Rotations(mirrors=True),
+        selectors=(Cascade(size=64, temperature=5.0, own=2.0), MaxOutput()),
+        augment=Chain((ResizedCrop((0.3, 1.0)), Flip(), Colour())),
+        views=Rotations(at_once=True, mirrors=True),
         normalize=IMAGENET,
+        capacity=Capacity(budget=0.01),
         joint=JOINT,
     )
 

@@ -40,15 +40,18 @@ def twin_of(backbone: nn.Module, pixels: Tensor, *, is_narrow: bool, is_quick: b
 
 
 class Narrow:
-    """The weights of a module's quick convolutions in bf16, cast all at once."""
+    """The weights of a module's quick convolutions in bf16, cast all at once; their gradients go where they belong."""
 
     def __init__(self, module: nn.Module, flat: Flat):
+        assert flat.vector.grad is not None
         self._wide = flat.vector.detach()
         self._narrow = torch.empty_like(self._wide, dtype=torch.bfloat16)
-        views = flat.views(self._narrow)
+        narrow, slopes = flat.views(self._narrow), flat.views(flat.vector.grad)
         for name, layer in module.named_modules():
-            if isinstance(layer, Convolution):
-                layer.narrow = views.get(f"{name}.weight")
+            weight = f"{name}.weight"
+            if isinstance(layer, Convolution) and weight in narrow:
+                layer.narrow, layer.slope = narrow[weight], slopes[weight]
+                flat.written.add(weight)
 
     def refresh(self) -> None:
         """Cast the weights as they are now."""
