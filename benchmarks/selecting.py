@@ -1,7 +1,7 @@
 """What selecting among many subnetworks costs, against one pass of the dense network.
 
-The masks are those of a real run (`cifar100-10`, order 1993, the paper's settings, see results/masks.safetensors);
-weights and norms are random, which changes no time.
+The masks are those of two real runs (`cifar100-10` and `cifar100-20`, order 1993, the paper's settings, see
+results/masks-10.safetensors and masks-20.safetensors); weights and norms are random, which changes no time.
 """
 
 import copy
@@ -18,6 +18,7 @@ import cps
 from benchmarks.timing import compare, row
 from benchmarks.training import PAPER
 from cps.capture import Captured
+from cps.cost import describe_costs
 from cps.masks import pack, unpack
 from cps.network import SharedNetwork
 from cps.subnetwork import Subnetwork
@@ -25,15 +26,15 @@ from cps.subnetwork import Subnetwork
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-MASKS = Path(__file__).parent / "results" / "masks.safetensors"
+RESULTS = Path(__file__).parent / "results"
 
 
 def selecting(fabric: "Fabric") -> list[dict[str, Any]]:
     """Compare the evidence of ten subnetworks, and of twenty, with one dense pass, and with ten."""
     device = fabric.device
-    ten, twenty = paper_network(10, device), paper_network(20, device)
+    ten, twenty, half = paper_network(10, device), paper_network(20, device), paper_network(20, device, tasks=10)
     pairs = 3 if device.type == "cpu" else 50
-    rows = []
+    rows = [*_operations(ten, "10 subnetworks"), *_operations(twenty, "20 subnetworks")]
     for batch in (1, 20, 128):
         images = torch.rand(batch, 3, 32, 32, device=device)
         naive = partial(_naive, ten, images)
@@ -50,37 +51,79 @@ def selecting(fabric: "Fabric") -> list[dict[str, Any]]:
         if batch < 128:
             line(f"ten masked passes, {many}, against one dense pass", naive, dense)
         line(
-            f"evidence of 20 subnetworks, {many}, against that of 10", partial(_evidence, twenty, images), evidence, 2.0
+            f"evidence of 20 subnetworks, {many}, against that of the first 10",
+            partial(_evidence, twenty, images),
+            partial(_evidence, half, images),
+            2.0,
         )
     return rows
 
 
-def paper_network(tasks: int, device: torch.device) -> SharedNetwork:
-    """Return a network with the masks of a real run; beyond ten tasks they are used again."""
+def paper_network(run: int, device: torch.device, *, tasks: int | None = None) -> SharedNetwork:
+    """Return a network with the masks of a real run of so many tasks, or of its first ones."""
     torch.manual_seed(0)
     network = SharedNetwork(cps.resnet18(3, PAPER))
-    packed = load_file(MASKS)
-    for task in range(tasks):
-        masks = {
-            name: unpack(packed[f"{task % 10}/{name}"], taken.shape).clone() for name, taken in network.taken.items()
-        }
-        head = {"weight": torch.randn(10, PAPER[-1]), "bias": torch.randn(10)}
+    packed, classes = load_file(_file(run)), 100 // run
+    for task in range(tasks or run):
+        masks = {name: unpack(packed[f"{task}/{name}"], taken.shape).clone() for name, taken in network.taken.items()}
+        head = {"weight": torch.randn(classes, PAPER[-1]), "bias": torch.randn(classes)}
         private = {name: value.clone() for name, value in network.initial.items()}
-        network.subnetworks.append(Subnetwork(tuple(range(10 * task, 10 * task + 10)), masks, private, head))
+        names = tuple(range(classes * task, classes * task + classes))
+        network.subnetworks.append(Subnetwork(names, masks, private, head))
     network.input_shape = (3, 32, 32)
     network.to(device)
     return network
 
 
 def keep_masks(model: Path) -> None:
-    """Write the masks of a `cifar100-10` run where the benchmark finds them."""
+    """Write the masks of a run of `cifar100-10` or `cifar100-20` where the benchmark finds them."""
     network = cps.load(model, cps.resnet18(3, PAPER), fabric=cps.make_fabric(accelerator="cpu")).network
     masks = {
         f"{task}/{name}": pack(mask)
         for task, subnetwork in enumerate(network.subnetworks)
         for name, mask in subnetwork.masks.items()
     }
-    save_file(masks, MASKS)
+    save_file(masks, _file(len(network.subnetworks)))
+
+
+def _file(tasks: int) -> Path:
+    return RESULTS / f"masks-{tasks}.safetensors"
+
+
+def _operations(network: SharedNetwork, which: str) -> list[dict[str, Any]]:
+    """Compare the operations for one image: of channels that are left, and of kernels that are on."""
+    dense, each = describe_costs(network)
+    left, on = sum(cost["operations"] for cost in each), _operations_of_kernels(network)
+    names = {f"operations of {which}, dead channels removed, against one dense pass": left}
+    names[f"the same, counting only the kernels that are on of {which}"] = on
+    return [
+        {
+            "what": what,
+            "ours": f"{value / 1e6:.0f} M",
+            "baseline": f"{dense['operations'] / 1e6:.0f} M",
+            "ratio": value / dense["operations"],
+            "limit": None,
+        }
+        for what, value in names.items()
+    ]
+
+
+@torch.no_grad()
+def _operations_of_kernels(network: SharedNetwork) -> float:
+    """Return two operations for each weight of a kernel that is on, at each pixel it is applied to."""
+    pixels: dict[str, int] = {}
+
+    def note(name: str) -> Callable[[Any, Any, Tensor], None]:
+        return lambda layer, inputs, output: pixels.__setitem__(f"{name}.weight", output[0, 0].numel())
+
+    layers = {name: layer for name, layer in network.backbone.named_modules() if isinstance(layer, nn.Conv2d)}
+    handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    network.backbone(torch.zeros(1, 3, 32, 32, device=network.device))
+    for handle in handles:
+        handle.remove()
+    sizes = {f"{name}.weight": layer.weight[0, 0].numel() for name, layer in layers.items()}
+    masks = [subnetwork.masks for subnetwork in network.subnetworks]
+    return sum(2.0 * int(own[name].sum()) * size * pixels[name] for own in masks for name, size in sizes.items())
 
 
 def _evidence(network: SharedNetwork, images: Tensor) -> None:
