@@ -94,8 +94,10 @@ def _operations(network: SharedNetwork, which: str) -> list[dict[str, Any]]:
     """Compare the operations for one image: of channels that are left, and of kernels that are on."""
     dense, each = describe_costs(network)
     left, on = sum(cost["operations"] for cost in each), _operations_of_kernels(network)
-    names = {f"operations of {which}, dead channels removed, against one dense pass": left}
-    names[f"the same, counting only the kernels that are on of {which}"] = on
+    names: dict[str, float] = {
+        f"operations of {which}, dead channels removed, against one dense pass": left,
+        f"the same, counting only the kernels that are on of {which}": on,
+    }
     return [
         {
             "what": what,
