@@ -197,6 +197,20 @@ def test_a_task_takes_no_more_of_a_layer_than_its_budget(make_learner):
     assert learner.network.free_share() == pytest.approx(0.25)
 
 
+def test_a_budget_is_reached_little_by_little(make_learner):
+    seen = []
+
+    def watching(backbone, masks, batches):
+        seen.append(sum(int(mask.sum()) for mask in masks.values()))
+        return masks
+
+    learner = make_learner(pruner=watching, rounds=3, capacity=cps.Capacity(budget=0.005))
+    learner.learn(make_task())
+    seen.append(sum(int(mask.sum()) for mask in learner.network.taken.values()))
+    sizes = [mask.numel() for mask in learner.network.taken.values()]
+    assert seen == [sum(max(1, int(0.01 ** (done / 3) * size)) for size in sizes) for done in range(4)]
+
+
 def test_within_a_budget_the_strongest_new_connections_stay_and_sealed_ones_are_free_of_charge():
     weight = torch.tensor([[5.0, -4.0, 1.0, 3.0], [2.0, 6.0, 0.5, 7.0]])
     taken = torch.tensor([[True, False, False, False], [False, False, False, True]])

@@ -29,7 +29,8 @@ class Capacity:
 
     `crowded`: while less than this share of all weights is free, a task learns which sealed ones to use; with 0 it
     starts from all of them, as in the paper. `budget`: the largest share of each layer that a task may take for each of
-    its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no limit.
+    its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no limit. It is reached by
+    the same factor in every round of pruning.
     """
 
     crowded: float = FREE_SHARE
@@ -39,9 +40,14 @@ class Capacity:
         if not (0 <= self.crowded <= 1 and 0 < self.budget <= 1):
             raise ValueError(f"crowded is a share from 0 to 1 and budget one above 0, got {self}")
 
-    def within(self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor], classes: int) -> Masks:
-        """Return masks that take no more of each layer than so many classes may; the strongest connections stay."""
-        share = min(1.0, self.budget * classes)
+    def within(
+        self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor], classes: int, progress: float = 1.0
+    ) -> Masks:
+        """Return masks that take no more of each layer than so many classes may; the strongest connections stay.
+
+        `progress` is the share of the rounds that are done after this one.
+        """
+        share = min(1.0, self.budget * classes) ** progress
         return {name: _limited(mask, taken[name], weights[name], share) for name, mask in masks.items()}
 
 

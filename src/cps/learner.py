@@ -106,8 +106,7 @@ class Learner:
         self.seed = int(seed)
         self.fabric = ready(fabric or make_fabric())
         self._trainer = Trainer(self.fabric)
-        self.workers = workers
-        self.watch = watch
+        self.workers, self.watch = workers, watch
         self.builtin = backbone if isinstance(backbone, Builtin) else None
         module = backbone.drawn(self.seed) if isinstance(backbone, Builtin) else backbone
         self.network = SharedNetwork(module, normalize=normalize)
@@ -139,7 +138,8 @@ class Learner:
                     draft.end_dense_training()
                 if phase < self.rounds:
                     masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
-                    masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(task.classes))
+                    how = len(task.classes), (phase + 1) / self.rounds
+                    masks = self.capacity.within(masks, self.network.taken, draft.weights(), *how)
                     draft.narrow(agreed(masks, self.fabric))
             subnetwork = self.network.seal(draft)
             with self._seeded(OBSERVE):
