@@ -25,6 +25,7 @@ from cps.joining import Norm, joined
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
 from cps.presentation import Presentation
+from cps.twin import check_alike
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -236,6 +237,20 @@ def test_an_engine_that_cannot_be_built_is_tried_without_own_kernels_and_then_gi
         "training goes on without kernels of its own: no compiler, quick: True",
         "training goes on without a CUDA graph: no compiler, quick: False",
     ]
+
+
+@pytest.mark.parametrize("wrong", ["sign", "missing", "nan", "one layer"])
+def test_gradients_of_own_kernels_that_differ_are_refused(wrong):
+    torch.manual_seed(0)
+    plain = {name: torch.randn(8, 8) for name in "abc"}
+    ours = {name: value * (1 + 0.02 * torch.randn(8, 8)) for name, value in plain.items()}
+    check_alike(ours, plain)  # the negative control: what bf16 may do
+    if wrong == "missing":
+        del ours["b"]
+    else:
+        ours["b"] = {"sign": -ours["b"], "nan": ours["b"] * torch.nan, "one layer": ours["b"] * 1.4}[wrong]
+    with pytest.raises(RuntimeError, match="own kernels do not agree"):
+        check_alike(ours, plain)
 
 
 @needs_gpu

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from cps.admission import trainable
 from cps.capture import Captured, compiled_alone, first_line
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
@@ -26,11 +27,9 @@ from cps.partition import named_tensors, put_channels_last
 from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
-from cps.twin import Narrow, twin_of
+from cps.twin import Narrow, Twin, check_alike, twin_of
 
 log = logging.getLogger(__name__)
-
-CAPTURABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 class Engine:
@@ -57,12 +56,15 @@ class Engine:
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
         self.model, self.factor, self.full_pace = model, 1.0, 0.0  # the factor of the learning rate
-        twin = twin_of(model.backbone, show.prepare(images[:2]), is_narrow=is_narrow, is_quick=is_quick)
-        self.live, self.inner = Classifier(twin.whole, copy.deepcopy(model.head)), twin.inner
-        if self.device.type == "cuda":
-            put_channels_last(self.live)
         self.narrow: Narrow | None = None
-        self.flat = Flat(self._moving(images))
+        pixels = show.prepare(images[:2])
+        twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
+        self.live, self.inner = self._classifier(twin), twin.inner
+        gradients = self._gradients(self.live, images)
+        if is_quick and is_narrow and self.device.type == "cuda":
+            plain = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=False)
+            check_alike(gradients, self._gradients(self._classifier(plain), images))
+        self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in gradients})
         if twin.is_joined:
             self.narrow = Narrow(self.live, self.flat)
         self.restore = Restorer(self.flat.vector, self._guarded, choosing)
@@ -131,7 +133,7 @@ class Engine:
         """Settle, and return the optimizer's state as it is for the classifier itself."""
         self.settle()
         each = self.flat.state_of_each(self.optimizer.state[self.flat.vector])
-        groups = [{**self._plain_group, "params": list(range(len(_trainable(self.live))))}]
+        groups = [{**self._plain_group, "params": list(range(len(trainable(self.live))))}]
         state = {index: each[name] for index, name in self._places().items()}
         return resized_state({"state": state, "param_groups": groups}, self.model)
 
@@ -184,9 +186,12 @@ class Engine:
     def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         if self.narrow is not None:
             self.narrow.refresh()
+        return self._loss_by(self.live, images, labels, uniform)
+
+    def _loss_by(self, live: Classifier, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
         pixels, labels = self.show(images, labels, uniform)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
-            return self.live(pixels, labels, self.loss)
+            return live(pixels, labels, self.loss)
 
     def _update(self) -> None:
         self.optimizer.step()
@@ -211,20 +216,26 @@ class Engine:
             self._tune_optimizer(is_fused=True)
             self._try(images, compiled=False)
 
-    def _moving(self, images: Tensor) -> dict[str, nn.Parameter]:
-        """Return the parameters that a gradient reaches."""
+    def _classifier(self, twin: Twin) -> Classifier:
+        """Return a twin with a head like that of the classifier."""
+        live = Classifier(twin.whole, copy.deepcopy(self.model.head))
+        if self.device.type == "cuda":
+            put_channels_last(live)
+        return live
+
+    def _gradients(self, live: Classifier, images: Tensor) -> dict[str, Tensor]:
+        """Return the gradients that reach parameters, by name."""
         uniform = torch.zeros(len(images), self.show.draws, device=self.device)
+        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
         with seeded(self.device, 0):
-            self.live.train()
-            self._loss(images, torch.zeros(len(images), dtype=torch.long, device=self.device), uniform).backward()
-        moving = {name: value for name, value in _trainable(self.live).items() if value.grad is not None}
-        for parameter in moving.values():
-            parameter.grad = None
-        return moving
+            self._loss_by(live.train(), images, labels, uniform).backward()
+        found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
+        live.zero_grad(set_to_none=True)
+        return found
 
     def _places(self) -> dict[int, str]:
         """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""
-        return {i: name for i, name in enumerate(_trainable(self.live)) if name in self.flat.parameters}
+        return {i: name for i, name in enumerate(trainable(self.live)) if name in self.flat.parameters}
 
     def _guarded(self, vector: Tensor) -> dict[str, Tensor]:
         """Return the views of a vector by the names that parameters have in the backbone."""
@@ -239,22 +250,3 @@ class Engine:
             group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
             group |= {"fused": is_fused, "foreach": not is_fused}
             group |= {"capturable": True} if "capturable" in group else {}
-
-
-def is_capturable(model: Classifier, training: Training) -> bool:
-    """Say whether the optimizer treats all numbers alike and reads all it needs from the GPU."""
-    parameters = _trainable(model).values()
-    optimizer = training.optimizer(parameters)
-    is_uniform = len(optimizer.param_groups) == 1 and len({parameter.dtype for parameter in parameters}) == 1
-    return is_uniform and type(optimizer) in CAPTURABLE
-
-
-def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any, ...]:
-    """Return what must be the same for two fits to share an engine."""
-    tensors = [(name, value.shape, value.requires_grad) for name, value in named_tensors(model).items()]
-    how = training.optimizer, training.batch_size, training.loss
-    return id(model.backbone), tensors, images.shape[1:], images.dtype, how
-
-
-def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from cps.admission import is_capturable, shape_of
 from cps.capture import first_line
 from cps.data import Examples, TensorExamples
 from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
-from cps.engine import Engine, is_capturable, shape_of
+from cps.engine import Engine
 from cps.feed import Plan
 from cps.guard import Guard, bind
 from cps.presentation import Presentation

@@ -5,6 +5,7 @@ layers do what follows them.
 """
 
 import copy
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from cps.convolution import Convolution, quicken
 from cps.flat import Flat
 from cps.joining import joined
 from cps.padding import Padded, padded
+
+UNLIKE, NOISE = 0.25, 0.01  # how far gradients may be apart: of themselves, and of all together
 
 
 class Twin(NamedTuple):
@@ -37,6 +40,18 @@ def twin_of(backbone: nn.Module, pixels: Tensor, *, is_narrow: bool, is_quick: b
     else:
         whole = inner
     return Twin(whole, inner, found is not None)
+
+
+def check_alike(ours: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> None:
+    """Refuse gradients by kernels of our own that differ from PyTorch's by more than bf16 explains."""
+    total = torch.stack([value.norm() for value in plain.values()]).norm()
+    apart = [
+        name
+        for name, value in plain.items()
+        if name not in ours or not (ours[name] - value).norm() <= UNLIKE * value.norm() + NOISE * total
+    ]
+    if apart or len(ours) > len(plain):
+        raise RuntimeError(f"our own kernels do not agree with PyTorch's (in {', '.join(apart[:3])})")
 
 
 class Narrow:
