@@ -1,7 +1,9 @@
 """`python -m benchmarks.ablation --data DIR --out FILE VARIANT...`: parts of the recipe for single images, on and off.
 
-With `--validation`, a share of the training images is held out and measured on instead of the test images: choices are
-made with that, published figures without.
+`first+PART+PART` adds parts to the recipe as it was when the search for a better one began; `single` is the recipe as
+it is, and `no-contrast`, `no-budget`, `weak`, `one-turn`, `upright` or `one-round` take a part away. With
+`--validation`, a share of the training images is held out and measured on instead of the test images: choices are made
+with that, published figures without.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import cps
 from benchmarks.paper import compact
@@ -22,6 +25,7 @@ from cps.data import as_examples
 from cps.metrics import auroc
 from cps.recipes import RECIPES, Recipe
 from cps.scenario import Scenario, split_by_class
+from cps.seeds import seeded
 from cps.settings import MakeOptimizer, scaled
 from cps.storage import write_text
 from cps.subnetwork import local_labels
@@ -79,7 +83,7 @@ VARIANTS: dict[str, Change] = {
     "alpha-0.98": _with(pruner=cps.NNrelief(alpha=0.98)),
     "budget": _with(capacity=cps.Capacity(budget=0.01)),
     "third": _with(backbone=lambda: cps.resnet18(3, (24, 48, 88, 176))),
-    "decay-0": _optimizer(cps.Adam(3e-3)),
+    "decay-0": _optimizer(cps.Adam(3e-3, weight_decay=0.0)),
     "decay-5e-5": _optimizer(cps.Adam(3e-3, weight_decay=5e-5)),
     "decay-1e-4": _optimizer(cps.Adam(3e-3, weight_decay=1e-4)),
     "decay-2e-4": _optimizer(cps.Adam(3e-3, weight_decay=2e-4)),
@@ -142,7 +146,9 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
     fabric = cps.make_fabric()
-    learner = cps.Learner(recipe.backbone(), **settings, fabric=fabric)
+    with seeded(torch.device("cpu"), 0):
+        backbone = recipe.backbone()
+    learner = cps.Learner(backbone, **settings, fabric=fabric)
     every = _tasks(recipe, arguments)
     tasks = every[: arguments.tasks]
     began = time.monotonic()

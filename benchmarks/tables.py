@@ -127,10 +127,15 @@ def choice_table() -> str:
     """Return what each way of training gave after two tasks, on images held out of training."""
     rows = []
     for key, found in read("ablation-choice").items():
-        parts = key.split(": ")[1].removeprefix("first").replace("+", ", ").removeprefix(", ")
+        parts = key.split(": ")[1].removeprefix("first").replace("+", ", ").removeprefix(", ").strip()
         best = found["class_il"]["largest output"]["1"]
         figures = [found["task_il"], statistics.fmean(found["auroc"]), best, found["taken"]]
-        rows.append([parts or "as it was first", *(f"{value:.1f}" for value in figures)])
+        rows.append(
+            [
+                {"": "as it was first", "again": "the same again"}.get(parts, parts),
+                *(f"{value:.1f}" for value in figures),
+            ]
+        )
     head = ["training", "task known", "AUROC", "one image, largest output", "weights taken"]
     run = next(iter(read("ablation-choice").values()))
     note = "All in %; two of ten tasks, 500 images of each, AUROC against the images of all others; "

@@ -151,6 +151,7 @@ def test_norms_with_what_follows_them_and_their_gradients_are_those_of_pytorch()
     script = """
 import torch
 from torch.nn.functional import batch_norm, relu
+from cps.joining import Norm, _Normalize
 from cps.norms import Running, normalize, normalize_backward
 torch.manual_seed(0)
 ways = [(5, 24, 9, True, True), (3, 88, 4, True, False), (40, 16, 8, False, True), (64, 64, 8, False, False)]
@@ -178,6 +179,16 @@ for number, channels, size, has_relu, has_shortcut in ways:
     assert (found[3] is not None) == has_shortcut
     for one, other in zip(found, expected):
         one is None or close(one, other)
+    layer = Norm(channels)
+    layer.weight.data, layer.bias.data, layer.num_batches_tracked = weight.detach(), bias.detach(), torch.tensor(4)
+    again = [None if value is None else value.detach().requires_grad_() for value in (signal, shortcut)]
+    _Normalize.apply(*again, layer.weight, layer.bias, layer, has_relu).backward(gradient)
+    for one, other in zip((again[0].grad, layer.weight.grad, layer.bias.grad), expected):
+        close(one, other)
+    assert not has_shortcut or close(again[1].grad, shortcut.grad) is None
+    broken = signal.detach().index_fill(1, torch.tensor([1]), torch.nan)
+    done = normalize(broken, weight, bias, ours, 1e-5, shortcut=shortcut, has_relu=has_relu)
+    assert done.result[:, 1].isnan().all() and not done.result[:, 0].isnan().any()
 print("agrees")
 """
     assert_agrees(script)
@@ -216,10 +227,31 @@ def test_norms_are_joined_only_in_code_that_is_known():
 
     layers = [nn.BatchNorm2d(3), nn.ReLU()]
     assert joined(nn.Sequential(*layers)) is not None
+    hooked = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
+    hooked[0].register_forward_hook(lambda layer, inputs, output: output + 1)
+    assert joined(hooked) is None
+    idle = large_resnet18()
+    idle.extra = nn.Linear(2, 2)  # a name that the twin would not have
+    assert joined(idle) is None
     twice = nn.Conv2d(3, 3, 1)
     assert joined(nn.Sequential(twice, nn.BatchNorm2d(3), twice)) is None  # its gradient is a sum of two
     assert joined(Chancy(*layers)) is None
     assert joined(nn.Sequential(nn.BatchNorm2d(3, momentum=None))) is None
+
+
+def test_layers_may_write_their_gradients_where_they_belong():
+    flat = Flat({"a": nn.Parameter(torch.ones(3)), "b": nn.Parameter(torch.ones(2, 5))})
+    flat.parameters["b"].grad = torch.full((2, 5), 3.0)
+    with pytest.raises(AssertionError, match="no gradient reached a"):
+        flat.gather()
+    flat.written.add("a")
+    flat.views(flat.vector.grad)["a"].fill_(2.0)
+    flat.parameters["b"].grad = torch.full((2, 5), 3.0)
+    flat.gather()
+    found = flat.views(flat.vector.grad)
+    assert found["a"].tolist() == [2.0] * 3
+    assert found["b"].tolist() == [[3.0] * 5] * 2
+    assert float(flat.vector.grad.sum()) == 36.0  # and nothing in between
 
 
 def test_an_engine_that_cannot_be_built_is_tried_without_own_kernels_and_then_given_up(monkeypatch, caplog, fabric):

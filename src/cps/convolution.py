@@ -18,19 +18,19 @@ LARGEST = 128 * 128  # channels in times out, up to which our kernel is the fast
 class Convolution(nn.Conv2d):
     """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one.
 
-    `narrow` is its weight in bf16 and `slope` the place for the gradient of its weight, where somebody keeps the one up
-    to date and reads the other.
+    `narrow` is its weight in bf16 and `place` where its weight's gradient goes, if somebody keeps the one up to date
+    and reads the other.
     """
 
     narrow: Tensor | None = None
-    slope: Tensor | None = None
+    place: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolved signal."""
         if not (input.is_cuda and torch.is_autocast_enabled("cuda")):
             return super().forward(input)
         seen = input.to(torch.bfloat16).contiguous(memory_format=torch.channels_last)
-        out = _Convolve.apply(seen, self.weight, self.narrow, self.slope, self.stride[0], self.padding[0])
+        out = _Convolve.apply(seen, self.weight, self.narrow, self.place, self.stride[0], self.padding[0])
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
 
 
@@ -50,25 +50,29 @@ def _is_common(layer: nn.Conv2d) -> bool:
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, slope: Tensor | None, stride: int, padding: int
+        ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, place: Tensor | None, stride: int, padding: int
     ) -> Tensor:
         if narrow is None:
             narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
         ctx.save_for_backward(seen, narrow)
-        ctx.stride, ctx.padding, ctx.slope = stride, padding, slope
+        ctx.stride, ctx.padding, ctx.place = stride, padding, place
         return convolution(seen, narrow, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         seen, weight = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
-        needs_input = ctx.needs_input_grad[0]
-        how = gradient, seen, weight, ctx.stride, ctx.padding, needs_input
-        if ctx.slope is not None:
-            of_input = _backward(*how, into=ctx.slope)[0]
-            return of_input if needs_input else None, None, None, None, None, None
-        of_input, parts = convolution_backward(*how)
-        return of_input if needs_input else None, _sum_of(parts), None, None, None, None
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        how = gradient, seen, weight, ctx.stride, ctx.padding
+        of_input, of_weight = None, None
+        if not needs_weight:
+            of_input = _of_input(*how)
+        elif ctx.place is not None:
+            of_input = _backward(*how, needs_input, into=ctx.place)[0]
+        else:
+            of_input, parts = convolution_backward(*how, needs_input)
+            of_weight = _sum_of(parts)
+        return of_input if needs_input else None, of_weight, None, None, None, None
 
 
 @torch.library.custom_op("cps::convolution", mutates_args=())

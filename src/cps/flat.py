@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ALIGNMENT = 4  # numbers; 16 bytes
+ALIGNMENT = 8  # numbers; 16 bytes in bf16
 
 
 class Flat:

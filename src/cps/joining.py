@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from cps.convolution import HAS_TRITON
+from cps.partition import named_tensors
 
 KNOWN = ("torch.nn.", "cps.backbones", "torchvision.models.resnet")  # code that does the same in every pass
 ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
 RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
-FARTHEST = 2**31  # numbers that our kernels can count
+FARTHEST = 2**31 - 2**16  # numbers that our kernels can count
 
 
 class Norm(nn.BatchNorm2d):
@@ -29,22 +30,25 @@ class Norm(nn.BatchNorm2d):
         result = result if shortcut is None else result + shortcut
         return F.relu(result) if has_relu else result
 
+    def kept(self) -> tuple[Any, ...]:
+        """Return the running mean and variance, the number of batches, and the momentum."""
+        return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
+
 
 def joined(backbone: nn.Module) -> nn.Module | None:
     """Return the backbone with its norm layers joined to what follows them, in place; None where that is not safe.
 
-    Its code is traced once, so it must be known not to branch by chance or by mode; and every layer must be used once,
-    so that it can write its own gradient.
+    Its code is traced once, so it must be known not to branch by chance or by mode, nor to call hooks; and every layer
+    must be used once, so that it can write its own gradient.
     """
     layers = list(backbone.modules())
-    is_known = all(f"{type(layer).__module__}.".startswith(KNOWN) for layer in layers)
     norms = [layer for layer in layers if _can_join(layer)]
-    if not (HAS_TRITON and is_known and norms):
+    if not (HAS_TRITON and norms and all(_is_known(layer) for layer in layers)):
         return None
     traced = fx.symbolic_trace(backbone)
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
     used = [layer for layer in (traced.get_submodule(node.target) for node in calls) if list(layer.parameters())]
-    if len(set(used)) < len(used):
+    if len(set(used)) < len(used) or list(named_tensors(traced)) != list(named_tensors(backbone)):
         return None
     for node in calls:
         if _can_join(traced.get_submodule(node.target)):
@@ -93,6 +97,11 @@ def _is_relu(node: fx.Node, traced: fx.GraphModule) -> bool:
     return node.op in ("call_function", "call_method") and node.target in RELUS
 
 
+def _is_known(layer: nn.Module) -> bool:
+    has_hooks = bool(layer._forward_hooks or layer._forward_pre_hooks)
+    return f"{type(layer).__module__}.".startswith(KNOWN) and not has_hooks
+
+
 def _can_join(layer: nn.Module) -> bool:
     is_plain = type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats
     return is_plain and layer.momentum is not None
@@ -109,10 +118,9 @@ class _Normalize(torch.autograd.Function):
     ) -> Tensor:
         from cps.norms import Running, normalize  # Triton is there only where GPUs are
 
-        kept: tuple[Any, ...] = layer.running_mean, layer.running_var, layer.num_batches_tracked, layer.momentum
-        running = Running(*kept)
+        running = Running(*layer.kept())
         done = normalize(signal, weight, bias, running, layer.eps, shortcut=shortcut, has_relu=has_relu)
-        ctx.save_for_backward(*done, signal, weight)
+        ctx.save_for_backward(done.result if has_relu else signal, done.mean, done.scale, signal, weight)
         ctx.has_relu = has_relu
         return done.result
 

@@ -103,7 +103,7 @@ def apply(
     if HAS_SHORTCUT:
         value += tl.load(shortcut + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.where(value < 0, 0.0, value)  # what is no number stays none, so that it shows in the loss
     tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
 
 

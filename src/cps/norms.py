@@ -27,7 +27,7 @@ class Running(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """The result, and the mean and scale of each channel."""
+    """The result (which the way back needs after a ReLU only), and the mean and scale of each channel."""
 
     result: Tensor
     mean: Tensor
@@ -46,8 +46,8 @@ def normalize(
 ) -> Normalized:
     """Return the signal, shape (N, channels, height, width), normalised by its own moments, with what follows."""
     channels, cut = signal.shape[1], _Cut.of(signal)
-    mean, scale = torch.empty(2, channels, device=signal.device)
-    firsts, seconds = torch.empty(2, cut.parts, channels, device=signal.device)
+    mean, scale = _empty(2, channels, like=signal)
+    firsts, seconds = _empty(2, cut.parts, channels, like=signal)
     kernels.moments[cut.grid](
         signal, firsts, seconds, _finished(signal.device), mean, scale, running.mean, running.variance,
         running.batches, cut.rows, running.momentum, epsilon, channels, cut.steps, cut.block_rows,
@@ -66,8 +66,8 @@ def normalize_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of signal, weight, bias and, where it is needed, shortcut."""
     channels, cut = signal.shape[1], _Cut.of(signal)
-    of_weight, of_bias = torch.empty(2, channels, device=signal.device)
-    firsts, seconds = torch.empty(2, cut.parts, channels, device=signal.device)
+    of_weight, of_bias = _empty(2, channels, like=signal)
+    firsts, seconds = _empty(2, cut.parts, channels, like=signal)
     kernels.sums_of_gradient[cut.grid](
         gradient, done.result, signal, done.mean, done.scale, firsts, seconds, _finished(signal.device), of_weight,
         of_bias, cut.rows, channels, has_relu, cut.steps, cut.block_rows, cut.block_channels,
@@ -106,6 +106,10 @@ class _Cut(NamedTuple):
         block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(rows, wanted))))
         steps = triton.cdiv(rows, block_rows * wanted)
         return _Cut(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
+
+
+def _empty(*shape: int, like: Tensor) -> Tensor:
+    return torch.empty(*shape, dtype=torch.float32, device=like.device)
 
 
 @lru_cache

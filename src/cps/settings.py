@@ -1,7 +1,8 @@
 """Settings of training as plain, frozen data that a model file can hold.
 
 An optimizer setting is a function from parameters to a `torch.optim.Optimizer`, and a schedule one from
-progress to a factor on the learning rate, so any function of that form serves in their place.
+progress to a factor on the learning rate, so any function of that form serves in their place. It is asked for
+an epoch before the one before has ended, so it must depend on nothing but its arguments.
 """
 
 import math

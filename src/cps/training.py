@@ -77,7 +77,7 @@ class Trainer:
 
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
-        self._engine: tuple[tuple[Any, ...], Engine] | None = None
+        self._engine: tuple[tuple[Any, ...], Engine | None] | None = None
         self._told: set[str] = set()
 
     def fit(
@@ -166,9 +166,8 @@ class Trainer:
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
             how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
-            engine = self._built(model, images.to(self.fabric.device), training, show, how)
-            self._engine = engine and (key, engine)
-        return self._engine and self._engine[1]
+            self._engine = key, self._built(model, images.to(self.fabric.device), training, show, how)
+        return self._engine[1]
 
     def _built(
         self, model: Classifier, images: Tensor, training: Training, show: Presentation, how: dict[str, Any]

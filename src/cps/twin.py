@@ -61,11 +61,11 @@ class Narrow:
         assert flat.vector.grad is not None
         self._wide = flat.vector.detach()
         self._narrow = torch.empty_like(self._wide, dtype=torch.bfloat16)
-        narrow, slopes = flat.views(self._narrow), flat.views(flat.vector.grad)
+        narrow, places = flat.views(self._narrow), flat.views(flat.vector.grad)
         for name, layer in module.named_modules():
             weight = f"{name}.weight"
             if isinstance(layer, Convolution) and weight in narrow:
-                layer.narrow, layer.slope = narrow[weight], slopes[weight]
+                layer.narrow, layer.place = narrow[weight], places[weight]
                 flat.written.add(weight)
 
     def refresh(self) -> None:
