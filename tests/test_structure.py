@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition capture devices kernels norm_kernels flat images published terminal progress gate replies",
+        "plain masks metrics seeds evidence storage partition capture aside devices kernels norm_kernels flat images published terminal progress gate replies",
         "choice lock capacity losses augmentation data backbones padding pixels folders convolution norms views",
         "guard settings scenario subnetwork activity crowd joining feed presentation shipment uploads",
         "draft extraction probe sources unread twin",

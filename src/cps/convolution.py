@@ -1,15 +1,16 @@
 """Convolution: the layer that a GPU trains fast, with the same numbers each time.
 
-Our own kernels are used where cuDNN has no fast ones that always give the same bits. Backward, the gradients of the
-input and of the weight are computed side by side on two streams.
+Our own kernels are used where cuDNN has no fast ones that always give the same bits. Backward, the gradient of the
+weight is computed beside all that follows, on a stream of its own.
 """
 
-from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from cps.aside import aside_of
 
 HAS_TRITON = find_spec("triton") is not None
 LARGEST = 128 * 128  # channels in times out, up to which our kernel is the faster one
@@ -64,15 +65,12 @@ class _Convolve(torch.autograd.Function):
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         how = gradient, seen, weight, ctx.stride, ctx.padding
-        of_input, of_weight = None, None
-        if not needs_weight:
-            of_input = _of_input(*how)
-        elif ctx.place is not None:
-            of_input = _backward(*how, needs_input, into=ctx.place)[0]
-        else:
+        if needs_weight and ctx.place is None:
             of_input, parts = convolution_backward(*how, needs_input)
-            of_weight = _sum_of(parts)
-        return of_input if needs_input else None, of_weight, None, None, None, None
+            return of_input if needs_input else None, _sum_of(parts), None, None, None, None
+        if needs_weight:  # whoever gave the place will wait for it
+            aside_of(seen.device).start(lambda: _of_weight(*how, into=ctx.place), gradient, seen)
+        return _of_input(*how) if needs_input else None, None, None, None, None, None
 
 
 @torch.library.custom_op("cps::convolution", mutates_args=())
@@ -101,7 +99,14 @@ def convolution_backward(
 
     The parts are still to be added up, which a compiler does well.
     """
-    return _backward(gradient, seen, weight, stride, padding, needs_input)
+    how = gradient, seen, weight, stride, padding
+    if not needs_input:
+        return gradient.new_empty(0), _of_weight(*how)
+    aside = aside_of(seen.device)
+    parts = aside.start(lambda: _of_weight(*how), gradient, seen)
+    of_input = _of_input(*how)
+    aside.join()
+    return of_input, parts
 
 
 @convolution_backward.register_fake
@@ -114,27 +119,6 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
         number = Parts.of(seen, gradient, kernel).number
     parts = weight.new_empty(number, outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 1, 4, 2, 3)
     return torch.empty_like(seen) if needs_input else gradient.new_empty(0), parts
-
-
-def _backward(
-    gradient: Tensor,
-    seen: Tensor,
-    weight: Tensor,
-    stride: int,
-    padding: int,
-    needs_input: bool,
-    into: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return both gradients, that of the weight in parts, or whole where there is a place to write it `into`."""
-    if not needs_input:
-        return gradient.new_empty(0), _of_weight(gradient, seen, weight, stride, padding, into)
-    main, aside = torch.cuda.current_stream(), _stream_aside(seen.device)
-    aside.wait_stream(main)
-    with torch.cuda.stream(aside):
-        of_weight = _of_weight(gradient, seen, weight, stride, padding, into)
-    of_input = _of_input(gradient, seen, weight, stride, padding)
-    main.wait_stream(aside)
-    return of_input, of_weight
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
@@ -177,8 +161,3 @@ def _is_awkward(weight: Tensor, *signals: Tensor) -> bool:
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:
     return [stride, stride], [padding, padding], [1, 1], False, [0, 0], 1
-
-
-@lru_cache
-def _stream_aside(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)

@@ -60,11 +60,8 @@ class Engine:
         pixels = show.prepare(images[:2])
         twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
         self.live, self.inner = self._classifier(twin), twin.inner
-        gradients = self._gradients(self.live, images)
-        if is_quick and is_narrow and self.device.type == "cuda":
-            plain = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=False)
-            check_alike(gradients, self._gradients(self._classifier(plain), images))
-        self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in gradients})
+        reached = self._gradients(self.live, images)
+        self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
             self.narrow = Narrow(self.live, self.flat)
         self.restore = Restorer(self.flat.vector, self._guarded, choosing)
@@ -76,6 +73,9 @@ class Engine:
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
         self._try(images, compiled=is_long)
+        if is_quick and is_narrow and self.device.type == "cuda":
+            plain = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=False)
+            check_alike(self.flat.gradients(), self._gradients(self._classifier(plain), images))
         self._step_on_batch = self._captured(self._step)
         self._steps_by_size: dict[int, Callable[[], None]] = {}
         self._feed: Feed | None = None
@@ -124,6 +124,8 @@ class Engine:
     def forget(self) -> None:
         """Keep no image, whatever happened."""
         self._loaded = None
+        if self.narrow is not None:
+            self.narrow.wait()
         if self._feed is not None:
             self._feed.forget()
         if isinstance(self._step_on_batch, Captured):
@@ -179,6 +181,8 @@ class Engine:
         loss_of, update = self._fast or (self._loss, self._update)
         loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
         loss.backward()
+        if self.narrow is not None:
+            self.narrow.wait()
         self.flat.gather()
         update()
         self.total += loss.detach()

@@ -42,6 +42,11 @@ class Flat:
             place += parameter.numel() + gap
         return views
 
+    def gradients(self) -> dict[str, Tensor]:
+        """Return the gradient of each parameter, once gathered, as a view."""
+        assert self.vector.grad is not None
+        return self.views(self.vector.grad)
+
     def clear(self) -> None:
         """Forget the gradients of the parameters."""
         for parameter in self.parameters.values():
@@ -49,9 +54,8 @@ class Flat:
 
     def gather(self) -> None:
         """Move the gradients of the parameters into that of the vector; some layers may have written theirs there."""
-        assert self.vector.grad is not None
         places, found = [], []
-        for name, place in self.views(self.vector.grad).items():
+        for name, place in self.gradients().items():
             gradient = self.parameters[name].grad
             if gradient is not None:
                 places.append(place)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cps.aside import aside_of
 from cps.convolution import Convolution, quicken
 from cps.flat import Flat
 from cps.joining import joined
@@ -58,10 +59,9 @@ class Narrow:
     """The weights of a module's quick convolutions in bf16, cast all at once; their gradients go where they belong."""
 
     def __init__(self, module: nn.Module, flat: Flat):
-        assert flat.vector.grad is not None
         self._wide = flat.vector.detach()
         self._narrow = torch.empty_like(self._wide, dtype=torch.bfloat16)
-        narrow, places = flat.views(self._narrow), flat.views(flat.vector.grad)
+        narrow, places = flat.views(self._narrow), flat.gradients()
         for name, layer in module.named_modules():
             weight = f"{name}.weight"
             if isinstance(layer, Convolution) and weight in narrow:
@@ -71,3 +71,8 @@ class Narrow:
     def refresh(self) -> None:
         """Cast the weights as they are now."""
         self._narrow.copy_(self._wide)
+
+    def wait(self) -> None:
+        """Wait for the gradients, which are computed aside."""
+        if self._wide.is_cuda:
+            aside_of(self._wide.device).join()

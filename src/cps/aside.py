@@ -1,0 +1,38 @@
+"""Aside: work on a second stream of a GPU, beside the main one, until somebody waits for it."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+MOST_HELD = 2**27  # bytes of what is worked on; beyond them the main stream waits
+
+
+class Aside:
+    """A second stream. What its work reads is held until the main stream has waited, so that nothing overwrites it."""
+
+    def __init__(self, device: torch.device):
+        self._stream = torch.cuda.Stream(device)
+        self._held: list[Tensor] = []
+
+    def start(self, work: Callable[[], Tensor], *reads: Tensor) -> Tensor:
+        """Start work that reads these tensors, as soon as the main stream has come so far."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            result = work()
+        self._held += reads
+        if sum(tensor.nbytes for tensor in self._held) > MOST_HELD:
+            self.join()
+        return result
+
+    def join(self) -> None:
+        """Let the main stream wait for all that was started."""
+        torch.cuda.current_stream().wait_stream(self._stream)
+        self._held.clear()
+
+
+@lru_cache
+def aside_of(device: torch.device) -> Aside:
+    """Return the second stream of a GPU."""
+    return Aside(device)
