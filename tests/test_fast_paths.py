@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,6 +145,10 @@ def assert_agrees(script):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert run.stdout == "agrees\n", run.stderr
+
+
+def test_an_engine_with_our_own_kernels_trains_as_plain_steps_do():
+    assert_agrees((Path(__file__).parent / "kernels_on_cpu.py").read_text())
 
 
 def test_norms_with_what_follows_them_and_their_gradients_are_those_of_pytorch():

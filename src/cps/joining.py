@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from cps.convolution import HAS_TRITON
+from cps import convolution
 from cps.partition import named_tensors
 
 KNOWN = ("torch.nn.", "cps.backbones", "torchvision.models.resnet")  # code that does the same in every pass
@@ -22,7 +22,7 @@ class Norm(nn.BatchNorm2d):
     def forward(self, input: Tensor, shortcut: Tensor | None = None, has_relu: bool = False) -> Tensor:
         """Return the normalised signal with what follows."""
         is_like = shortcut is None or shortcut.shape == input.shape
-        if is_like and self.training and _is_narrow(input) and input.numel() < FARTHEST:
+        if is_like and self.training and convolution.runs_narrow(input) and input.numel() < FARTHEST:
             seen = input.contiguous(memory_format=torch.channels_last)
             beside = shortcut if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
             return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu)
@@ -43,7 +43,7 @@ def joined(backbone: nn.Module) -> nn.Module | None:
     """
     layers = list(backbone.modules())
     norms = [layer for layer in layers if _can_join(layer)]
-    if not (HAS_TRITON and norms and all(_is_known(layer) for layer in layers)):
+    if not (convolution.HAS_TRITON and norms and all(_is_known(layer) for layer in layers)):
         return None
     traced = fx.symbolic_trace(backbone)
     calls = [node for node in traced.graph.nodes if node.op == "call_module"]
@@ -105,10 +105,6 @@ def _is_known(layer: nn.Module) -> bool:
 def _can_join(layer: nn.Module) -> bool:
     is_plain = type(layer) is nn.BatchNorm2d and layer.affine and layer.track_running_stats
     return is_plain and layer.momentum is not None
-
-
-def _is_narrow(signal: Tensor) -> bool:
-    return signal.is_cuda and signal.dtype is torch.bfloat16
 
 
 class _Normalize(torch.autograd.Function):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cps import convolution
 from cps.aside import aside_of
 from cps.convolution import Convolution, quicken
 from cps.flat import Flat
@@ -60,7 +61,7 @@ class Narrow:
 
     def __init__(self, module: nn.Module, flat: Flat):
         self._wide = flat.vector.detach()
-        self._narrow = torch.empty_like(self._wide, dtype=torch.bfloat16)
+        self._narrow = torch.empty_like(self._wide, dtype=convolution.NARROW)
         narrow, places = flat.views(self._narrow), flat.gradients()
         for name, layer in module.named_modules():
             weight = f"{name}.weight"

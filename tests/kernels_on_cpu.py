@@ -1,0 +1,94 @@
+"""An engine with all of our own kernels, run by Triton's interpreter on the CPU in 32 bits, against plain steps.
+
+Started by a test with TRITON_INTERPRET=1. Only what asks for a GPU is replaced: the two streams, and the gates.
+"""
+
+import copy
+from unittest import mock
+
+import torch
+from torch import nn
+
+import cps
+from cps import convolution, engine
+from cps.backbones import ResNet
+from cps.data import TensorExamples
+from cps.draft import Classifier
+from cps.feed import Plan
+from cps.guard import Kept, bind
+from cps.joining import joined
+from cps.padding import padded
+from cps.partition import put_channels_last
+from cps.presentation import Presentation
+from cps.twin import Twin
+
+FACTORS = (1.0, 0.5, 0.25)
+ORDER = (torch.arange(4), torch.arange(4, 8), torch.arange(8, 10))
+
+
+class AtOnce:
+    """Work aside that is done at once."""
+
+    def start(self, work, *reads):
+        return work()
+
+    def join(self):
+        """Nothing is left to wait for."""
+
+
+def joined_twin(backbone, pixels, **_):
+    whole = padded(backbone, pixels, least=1)
+    whole.inner = joined(whole.inner)
+    convolution.quicken(whole.inner)
+    put_channels_last(whole)
+    return Twin(whole, whole.inner, True)
+
+
+def by_plain_steps(model, start, training, guard, images, labels):
+    model.load_state_dict(start)
+    model.train()
+    optimizer = training.optimizer([value for value in model.parameters() if value.requires_grad])
+    protect = bind(guard, dict(model.backbone.named_parameters()))
+    for batch, factor in zip(ORDER, FACTORS, strict=True):
+        optimizer.param_groups[0]["lr"] = training.optimizer.lr * factor
+        model(images[batch], labels[batch], training.loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        protect()
+    return model.state_dict()
+
+
+def main():
+    torch.manual_seed(0)
+    images, labels = torch.randn(10, 3, 6, 6), torch.arange(10) % 4
+    backbone = ResNet(3, (5, 7), 1, shortcuts="convolution", last_relu=True, fan="fan_in")
+    backbone.blocks[0].conv1.weight.requires_grad_(False)
+    backbone.blocks[1].norm1.weight.requires_grad_(False)
+    model = Classifier(backbone, nn.Linear(7, 4))
+    training = cps.Training(1, cps.SGD(0.05, weight_decay=1e-2), batch_size=4)
+    built = engine.Engine(model, images[:4], training, Presentation(), is_narrow=False, is_long=False)
+    assert len(built.flat.written) == 5  # of six convolutions, one of them frozen
+    for task in range(2):  # the second on what the first has left
+        start = {name: value + 0.05 * torch.rand_like(value.float()) for name, value in model.state_dict().items()}
+        start = {name: start[name].to(value.dtype) for name, value in model.state_dict().items()}
+        weight = start["backbone.blocks.1.conv2.weight"]
+        taken = torch.rand(*weight.shape[:2], 1, 1) < (0.5, 1.1)[task]
+        guard = {"blocks.1.conv2.weight": Kept(taken, weight.clone(), torch.zeros_like(taken))}
+        expected = by_plain_steps(copy.deepcopy(model), start, training, guard, images, labels)
+        model.load_state_dict(start)
+        built.begin(model, guard, None)
+        built.run(TensorExamples(images, labels), Plan(ORDER, torch.zeros(10, 0), FACTORS, [1.0] * 3))
+        built.settle()
+        torch.testing.assert_close(dict(model.state_dict()), dict(expected), rtol=1e-4, atol=1e-4)
+        assert (model.state_dict()["head.weight"] - start["head.weight"]).abs().max() > 1e-2  # something was learned
+    print("agrees")
+
+
+if __name__ == "__main__":
+    with (
+        mock.patch.object(convolution, "runs_narrow", return_value=True),
+        mock.patch.object(convolution, "NARROW", torch.float32),
+        mock.patch.object(convolution, "aside_of", return_value=AtOnce()),
+        mock.patch.object(engine, "twin_of", joined_twin),
+    ):
+        main()
