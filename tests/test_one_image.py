@@ -1,12 +1,15 @@
 """One image is enough: the cascade, streams, and images that were never learned."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import cps
 from conftest import make_task
+from cps.cascade import _evened, _unpacked
 from cps.evidence import Evidence, Outputs
 from cps.selection import select
 from cps.stream import RATES, Stream
@@ -58,6 +61,41 @@ def share_found(selector, subnetworks, evidence):
 def test_the_cascade_finds_tasks_by_what_later_images_looked_like_in_earlier_subnetworks():
     assert share_found(cps.Cascade(), *world()) > 0.95
     assert share_found(cps.MaxOutput(), *world()) < 0.5  # the outputs alone tell nothing
+
+
+def test_a_cascade_whose_spreads_are_all_alike_is_a_chain_of_linear_discriminants():
+    subnetworks, evidence = world()
+    selector = cps.Cascade(size=4, alike=1.0, closer=1.0, own=0.0, temperature=2.0)
+    statistics = observed(selector, subnetworks, evidence)
+    seen, _ = evidence(1, TASKS, 30)
+    numbers = torch.cat([_evened(o.features) @ kept["components"] for o, kept in zip(seen, statistics, strict=True)], 1)
+    means = [kept["means"] for kept in statistics]
+    spreads = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
+    rejected, expected = torch.zeros(30), []
+    for stage, outputs in enumerate(seen):
+        n = means[stage].shape[1]
+        centres = torch.cat([values[:, :n] for values in means[stage:]])
+        spread = torch.stack([values[:n, :n] for values in spreads[stage:]]).mean(dim=0)
+        spread = spread + 0.1 * spread.diagonal().mean() * torch.eye(n)
+        weights = torch.linalg.solve(spread, centres.T)
+        likely = (numbers[:, :n] @ weights - (centres.T * weights).sum(dim=0) / 2) / 2.0
+        share = outputs.logits.log_softmax(dim=1).amax(dim=1)
+        if stage == TASKS - 1:
+            expected.append(rejected + share)
+            break
+        odds = likely[:, :CLASSES].logsumexp(dim=1) - likely[:, CLASSES:].logsumexp(dim=1)
+        expected.append(rejected + nn.functional.logsigmoid(odds) + share)
+        rejected = rejected + nn.functional.logsigmoid(-odds)
+    found = selector(seen, statistics, torch.arange(30))
+    torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-3, atol=1e-3)
+    for other in (replace(selector, alike=0.5), replace(selector, closer=0.5)):  # which do make a difference
+        assert not torch.allclose(other(seen, statistics, torch.arange(30)), found, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("wrong", [{"alike": 1.2}, {"alike": -0.1}, {"closer": 0.0}, {"closer": 1.1}])
+def test_shares_of_a_cascade_that_are_none_are_refused(wrong):
+    with pytest.raises(ValueError, match="shares up to 1"):
+        cps.Cascade(**wrong)
 
 
 def test_the_cascade_keeps_sums_whose_size_does_not_depend_on_the_number_of_images():

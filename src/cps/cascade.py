@@ -2,8 +2,8 @@
 
 Sealed subnetworks never change, so when a task is learned its images can pass through every earlier subnetwork as
 well: they are true examples of what is not theirs. What is kept of them are sums over images: the mean of each class
-and one covariance, of the features in all subnetworks so far. From these a linear discriminant tells, at each stage,
-the classes of its task from those of all later tasks.
+and one covariance, of the features in all subnetworks so far. From these each stage tells the classes of its task from
+those of all later tasks, every class being taken for a normal distribution.
 """
 
 import weakref
@@ -33,19 +33,25 @@ class Cascade:
     """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
 
     `size` is how many numbers are looked at of the first subnetwork's features: their principal components; of later
-    subnetworks it is fewer, so that what is kept about fifty tasks stays small. `shrinkage` steadies the covariance,
-    `temperature` takes certainty from the stages, and `own` weighs the largest output, which is measured against those
-    of the task's own images.
+    subnetworks it is fewer, so that what is kept about fifty tasks stays small. `shrinkage` steadies the covariances,
+    and `alike` says how far those of a task and of all later ones are taken to be the same. `closer`: classes of new
+    images lie closer together than those of training images, by this factor, in the features of their own subnetwork,
+    which knows the latter by heart. `temperature` takes certainty from the stages, and `own` weighs the largest output,
+    which is measured against those of the task's own images.
     """
 
     size: int = 32
     shrinkage: float = 0.1
     temperature: float = 3.0
     own: float = 1.0
+    alike: float = 0.7
+    closer: float = 0.8
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.shrinkage <= 0 or self.temperature <= 0:
             raise ValueError(f"size, shrinkage and temperature must be positive, got {self}")
+        if not (0 <= self.alike <= 1 and 0 < self.closer <= 1):
+            raise ValueError(f"alike and closer are shares up to 1, got {self}")
 
     @property
     def name(self) -> str:
@@ -93,20 +99,36 @@ class Cascade:
         return found[1]
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
-        means = [kept["means"] for kept in statistics]
+        """Return, for each stage, the distributions of its task's classes and of all later ones."""
+        means = [self._as_of_new_images(kept) for kept in statistics]
         covariances = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
         stages = []
         for stage, kept in enumerate(statistics):
+            ready = {"components": kept["components"], "level": kept["level"]}
             numbers = means[stage].shape[1]  # those of the subnetworks up to this stage
-            centres = torch.cat([values[:, :numbers] for values in means[stage:]])  # (classes, numbers)
-            spread = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]]).mean(dim=0)
-            ridge = self.shrinkage * spread.diagonal().mean().clamp(min=1e-6)
-            weights = torch.linalg.solve(spread + ridge * torch.eye(numbers, device=spread.device), centres.T)
-            offsets = -(centres.T * weights).sum(dim=0) / 2
-            discriminant = {"weights": weights / self.temperature, "offsets": offsets / self.temperature}
-            stages.append({"components": kept["components"], "level": kept["level"], **discriminant})
+            spreads = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]])
+            centres = [values[:, :numbers] for values in means[stage:]]  # (classes, numbers) of each task
+            if len(centres) > 1:
+                common = spreads.mean(dim=0)
+                ready |= self._distributions("own", centres[0], spreads[0], common)
+                ready |= self._distributions("later", torch.cat(centres[1:]), spreads[1:].mean(dim=0), common)
+            stages.append(ready)
         return stages
+
+    def _as_of_new_images(self, kept: Statistics) -> Tensor:
+        """Return the means of a task's classes, closer together in the features of its own subnetwork."""
+        means, before = kept["means"], kept["means"].shape[1] - kept["components"].shape[1]
+        centre = means[:, before:].mean(dim=0)
+        return torch.cat([means[:, :before], centre + self.closer * (means[:, before:] - centre)], dim=1)
+
+    def _distributions(self, whose: str, centres: Tensor, spread: Tensor, common: Tensor) -> Statistics:
+        """Return what turns numbers into ones of variance one, the centres among those, and a constant."""
+        ridge = self.shrinkage * common.diagonal().mean().clamp(min=1e-6)
+        mixed = self.alike * common + (1 - self.alike) * spread + ridge * torch.eye(len(common), device=common.device)
+        factor = torch.linalg.cholesky(mixed)
+        root = torch.linalg.inv(factor).T / self.temperature**0.5
+        constant = -factor.diagonal().log().sum() / self.temperature
+        return {f"{whose}_root": root, f"{whose}_centres": centres @ root, f"{whose}_constant": constant}
 
     def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
         """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
@@ -116,12 +138,10 @@ class Cascade:
         for outputs, stage in zip(evidence, ready, strict=True):
             own = self.own * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
             share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
-            likely = seen[:, : len(stage["weights"])] @ stage["weights"] + stage["offsets"]  # (images, classes)
-            classes = outputs.logits.shape[1]
-            if likely.shape[1] == classes:  # no later task is left
+            if "own_root" not in stage:  # no later task is left
                 scores.append(rejected + own + share)
                 continue
-            odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
+            odds = _likelihood(seen, stage, "own") - _likelihood(seen, stage, "later")
             scores.append(rejected + _log_sigmoid(odds) + own + share)
             rejected = rejected + _log_sigmoid(-odds)
         return torch.stack(scores, dim=1)
@@ -144,6 +164,14 @@ def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
     """Return the components of the features of each subnetwork, side by side."""
     parts = zip(evidence, components, strict=True)
     return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
+
+
+def _likelihood(seen: Tensor, stage: Statistics, whose: str) -> Tensor:
+    """Return how likely images are under any of some classes, as a logarithm."""
+    root, centres = stage[f"{whose}_root"], stage[f"{whose}_centres"]
+    found = seen[:, : len(root)] @ root  # (images, numbers)
+    squares = (found**2).sum(dim=1, keepdim=True) + (centres**2).sum(dim=1)  # (images, classes)
+    return (found @ centres.T - squares / 2).logsumexp(dim=1) + stage[f"{whose}_constant"]
 
 
 def _log_sigmoid(odds: Tensor) -> Tensor:
