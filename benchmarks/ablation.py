@@ -99,7 +99,7 @@ VARIANTS: dict[str, Change] = {
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
     "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
 }
-CASCADE = cps.Cascade(size=64, temperature=5.0, own=2.0)
+CASCADE = cps.Cascade(size=64, temperature=5.0, own=2.0, alike=0.7, closer=0.8)
 SELECTORS: dict[str, cps.Selector] = {
     "largest output": cps.MaxOutput(),
     "cascade": CASCADE,
@@ -108,6 +108,8 @@ SELECTORS: dict[str, cps.Selector] = {
     "cascade, own outputs thrice": replace(CASCADE, own=3.0),
     "cascade, temperature 3": replace(CASCADE, temperature=3.0),
     "cascade, temperature 8": replace(CASCADE, temperature=8.0),
+    "cascade, spreads alike": replace(CASCADE, alike=1.0),
+    "cascade, classes as far apart as in training": replace(CASCADE, closer=1.0),
     "cascade, shrinkage 0.02": replace(CASCADE, shrinkage=0.02),
     "cascade, shrinkage 0.5": replace(CASCADE, shrinkage=0.5),
 }

@@ -44,8 +44,8 @@ class Cascade:
     shrinkage: float = 0.1
     temperature: float = 3.0
     own: float = 1.0
-    alike: float = 0.7
-    closer: float = 0.8
+    alike: float = 1.0
+    closer: float = 1.0
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.shrinkage <= 0 or self.temperature <= 0:

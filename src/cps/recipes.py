@@ -33,6 +33,7 @@ from cps.views import Rotations, Views
 SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
 JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
 PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
+SURE = Cascade(size=64, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # for long training on many images
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
@@ -212,7 +213,7 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         retrain=replace(train, epochs=30),
         pruner=NNrelief(alpha=0.9),
         rounds=3,
-        selectors=(Cascade(size=64, temperature=5.0, own=2.0), MaxOutput()),
+        selectors=(SURE, MaxOutput()),
         augment=Chain((ResizedCrop((0.3, 1.0)), Flip(), Colour())),
         views=Rotations(at_once=True, mirrors=True),
         normalize=IMAGENET,
