@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributions import MultivariateNormal
 
 import cps
 from conftest import make_task
@@ -90,6 +91,26 @@ def test_a_cascade_whose_spreads_are_all_alike_is_a_chain_of_linear_discriminant
     torch.testing.assert_close(found, torch.stack(expected, 1), rtol=1e-3, atol=1e-3)
     for other in (replace(selector, alike=0.5), replace(selector, closer=0.5)):  # which do make a difference
         assert not torch.allclose(other(seen, statistics, torch.arange(30)), found, rtol=1e-2, atol=1e-2)
+
+
+def test_a_cascade_whose_spreads_differ_compares_normal_distributions():
+    subnetworks, evidence = world()
+    selector = cps.Cascade(size=4, alike=0.4, own=0.0, temperature=1.0)
+    statistics = observed(selector, subnetworks[:2], evidence)
+    seen, _ = evidence(0, 2, 30)
+    outputs = next(iter(seen))
+    numbers = _evened(outputs.features) @ statistics[0]["components"]
+    n = numbers.shape[1]
+    spreads = [_unpacked(kept["covariance"], kept["means"].shape[1])[:n, :n] for kept in statistics]
+    common = (spreads[0] + spreads[1]) / 2
+    ridge = 0.1 * common.diagonal().mean() * torch.eye(n)
+    likely = []
+    for kept, spread in zip(statistics, spreads, strict=True):
+        normal = [MultivariateNormal(mean[:n], 0.4 * common + 0.6 * spread + ridge) for mean in kept["means"]]
+        likely.append(torch.stack([one.log_prob(numbers) for one in normal]).logsumexp(dim=0))
+    found = selector(seen, statistics, torch.arange(30))[:, 0] - outputs.logits.log_softmax(dim=1).amax(dim=1)
+    expected = nn.functional.logsigmoid(likely[0] - likely[1])
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("wrong", [{"alike": 1.2}, {"alike": -0.1}, {"closer": 0.0}, {"closer": 1.1}])

@@ -99,7 +99,7 @@ class Cascade:
         return found[1]
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return, for each stage, the distributions of its task's classes and of all later ones."""
+        """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
         means = [self._as_of_new_images(kept) for kept in statistics]
         covariances = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
         stages = []
@@ -109,9 +109,7 @@ class Cascade:
             spreads = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]])
             centres = [values[:, :numbers] for values in means[stage:]]  # (classes, numbers) of each task
             if len(centres) > 1:
-                common = spreads.mean(dim=0)
-                ready |= self._distributions("own", centres[0], spreads[0], common)
-                ready |= self._distributions("later", torch.cat(centres[1:]), spreads[1:].mean(dim=0), common)
+                ready |= self._discriminant(centres[0], torch.cat(centres[1:]), spreads)
             stages.append(ready)
         return stages
 
@@ -121,14 +119,21 @@ class Cascade:
         centre = means[:, before:].mean(dim=0)
         return torch.cat([means[:, :before], centre + self.closer * (means[:, before:] - centre)], dim=1)
 
-    def _distributions(self, whose: str, centres: Tensor, spread: Tensor, common: Tensor) -> Statistics:
-        """Return what turns numbers into ones of variance one, the centres among those, and a constant."""
-        ridge = self.shrinkage * common.diagonal().mean().clamp(min=1e-6)
-        mixed = self.alike * common + (1 - self.alike) * spread + ridge * torch.eye(len(common), device=common.device)
-        factor = torch.linalg.cholesky(mixed)
-        root = torch.linalg.inv(factor).T / self.temperature**0.5
-        constant = -factor.diagonal().log().sum() / self.temperature
-        return {f"{whose}_root": root, f"{whose}_centres": centres @ root, f"{whose}_constant": constant}
+    def _discriminant(self, own: Tensor, later: Tensor, spreads: Tensor) -> Statistics:
+        """Return what gives the likelihood of each class, and how its curvature differs where spreads do."""
+        common = spreads.mean(dim=0)
+        ridge = self.shrinkage * common.diagonal().mean().clamp(min=1e-6) * torch.eye(len(common), device=common.device)
+        if self.alike == 1:
+            weights, offsets = _linear(torch.cat([own, later]), common + ridge)
+            return {"weights": weights / self.temperature, "offsets": offsets / self.temperature}
+        mixed = [
+            self.alike * common + (1 - self.alike) * spread + ridge for spread in (spreads[0], spreads[1:].mean(dim=0))
+        ]
+        parts = [_linear(centres, spread) for centres, spread in zip((own, later), mixed, strict=True)]
+        curvature = (torch.linalg.inv(mixed[0]) - torch.linalg.inv(mixed[1])) / 2
+        weights, offsets = (torch.cat(values, dim=-1) for values in zip(*parts, strict=True))
+        found = {"weights": weights, "offsets": offsets, "curvature": curvature}
+        return {name: value / self.temperature for name, value in found.items()}
 
     def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
         """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
@@ -138,10 +143,10 @@ class Cascade:
         for outputs, stage in zip(evidence, ready, strict=True):
             own = self.own * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
             share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
-            if "own_root" not in stage:  # no later task is left
+            if "weights" not in stage:  # no later task is left
                 scores.append(rejected + own + share)
                 continue
-            odds = _likelihood(seen, stage, "own") - _likelihood(seen, stage, "later")
+            odds = _odds(seen, stage, outputs.logits.shape[1])
             scores.append(rejected + _log_sigmoid(odds) + own + share)
             rejected = rejected + _log_sigmoid(-odds)
         return torch.stack(scores, dim=1)
@@ -166,12 +171,20 @@ def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
     return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
 
 
-def _likelihood(seen: Tensor, stage: Statistics, whose: str) -> Tensor:
-    """Return how likely images are under any of some classes, as a logarithm."""
-    root, centres = stage[f"{whose}_root"], stage[f"{whose}_centres"]
-    found = seen[:, : len(root)] @ root  # (images, numbers)
-    squares = (found**2).sum(dim=1, keepdim=True) + (centres**2).sum(dim=1)  # (images, classes)
-    return (found @ centres.T - squares / 2).logsumexp(dim=1) + stage[f"{whose}_constant"]
+def _linear(centres: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights (numbers, classes) and offsets of normal distributions, but for what all of one spread share."""
+    weights = torch.linalg.solve(spread, centres.T)
+    return weights, -(centres.T * weights).sum(dim=0) / 2 - torch.linalg.slogdet(spread).logabsdet / 2
+
+
+def _odds(seen: Tensor, stage: Statistics, classes: int) -> Tensor:
+    """Return the logarithm of how much likelier the first classes are than all others."""
+    numbers = seen[:, : len(stage["weights"])]
+    likely = numbers @ stage["weights"] + stage["offsets"]  # (images, classes)
+    odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
+    if "curvature" in stage:  # spreads differ
+        odds = odds - ((numbers @ stage["curvature"]) * numbers).sum(dim=1)
+    return odds
 
 
 def _log_sigmoid(odds: Tensor) -> Tensor:
