@@ -16,39 +16,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 import cps
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
 from cps.data import as_examples
 from cps.metrics import auroc
-from cps.recipes import RECIPES, Recipe
+from cps.recipes import RECIPES, SURE, Recipe
 from cps.scenario import Scenario, split_by_class
-from cps.seeds import seeded
-from cps.settings import MakeOptimizer, scaled
+from cps.settings import scaled
 from cps.storage import write_text
 from cps.subnetwork import local_labels
 from cps.survey import survey
 
 Change = Callable[[Recipe], Recipe]
-
-
-def _optimizer(optimizer: MakeOptimizer) -> Change:
-    return lambda recipe: replace(
-        recipe,
-        train=replace(recipe.train, optimizer=optimizer),
-        retrain=replace(recipe.retrain, optimizer=optimizer),
-    )
+WEAK = cps.Chain((cps.PadCrop(4), cps.Flip()))
+ONE_TURN = cps.Rotations(mirrors=True)
 
 
 def _with(**changes: Any) -> Change:
     return lambda recipe: replace(recipe, **changes)
 
 
-def _with_loss(loss: cps.Loss) -> Change:
+def _training(**changes: Any) -> Change:
+    """Change all phases alike."""
     return lambda recipe: replace(
-        recipe, train=replace(recipe.train, loss=loss), retrain=replace(recipe.retrain, loss=loss)
+        recipe, train=replace(recipe.train, **changes), retrain=replace(recipe.retrain, **changes)
     )
 
 
@@ -59,8 +52,8 @@ def _first(recipe: Recipe) -> Recipe:
         recipe,
         train=train,
         retrain=replace(train, epochs=30),
-        views=cps.Rotations(mirrors=True),
-        augment=cps.Chain((cps.PadCrop(4), cps.Flip())),
+        views=ONE_TURN,
+        augment=WEAK,
         capacity=None,
     )
 
@@ -68,10 +61,10 @@ def _first(recipe: Recipe) -> Recipe:
 VARIANTS: dict[str, Change] = {
     "single": lambda recipe: recipe,
     "first": _first,
-    "no-contrast": _with_loss(cps.CrossEntropy()),
+    "no-contrast": _training(loss=cps.CrossEntropy()),
     "no-budget": _with(capacity=None),
-    "weak": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip()))),
-    "one-turn": _with(views=cps.Rotations(mirrors=True)),
+    "weak": _with(augment=WEAK),
+    "one-turn": _with(views=ONE_TURN),
     "upright": _with(views=cps.Upright(mirrors=True)),
     "no-mirrors": _with(views=cps.Rotations()),
     "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
@@ -83,35 +76,34 @@ VARIANTS: dict[str, Change] = {
     "alpha-0.98": _with(pruner=cps.NNrelief(alpha=0.98)),
     "budget": _with(capacity=cps.Capacity(budget=0.01)),
     "third": _with(backbone=lambda: cps.resnet18(3, (24, 48, 88, 176))),
-    "decay-0": _optimizer(cps.Adam(3e-3, weight_decay=0.0)),
-    "decay-5e-5": _optimizer(cps.Adam(3e-3, weight_decay=5e-5)),
-    "decay-1e-4": _optimizer(cps.Adam(3e-3, weight_decay=1e-4)),
-    "decay-2e-4": _optimizer(cps.Adam(3e-3, weight_decay=2e-4)),
-    "rate-1e-3": _optimizer(cps.Adam(1e-3, weight_decay=5e-4)),
-    "sgd": _optimizer(cps.SGD(0.1, weight_decay=5e-4)),
-    "sgd-light": _optimizer(cps.SGD(0.05, weight_decay=1e-3)),
-    "adamw": _optimizer(cps.AdamW(2e-3, weight_decay=5e-2)),
-    "adamw-heavy": _optimizer(cps.AdamW(2e-3, weight_decay=0.2)),
-    "contrast": _with_loss(cps.Contrastive()),
-    "contrast-soft": _with_loss(cps.Contrastive(weight=0.5, temperature=0.3)),
+    "decay-0": _training(optimizer=cps.Adam(3e-3, weight_decay=0.0)),
+    "decay-5e-5": _training(optimizer=cps.Adam(3e-3, weight_decay=5e-5)),
+    "decay-1e-4": _training(optimizer=cps.Adam(3e-3, weight_decay=1e-4)),
+    "decay-2e-4": _training(optimizer=cps.Adam(3e-3, weight_decay=2e-4)),
+    "rate-1e-3": _training(optimizer=cps.Adam(1e-3, weight_decay=5e-4)),
+    "sgd": _training(optimizer=cps.SGD(0.1, weight_decay=5e-4)),
+    "sgd-light": _training(optimizer=cps.SGD(0.05, weight_decay=1e-3)),
+    "adamw": _training(optimizer=cps.AdamW(2e-3, weight_decay=5e-2)),
+    "adamw-heavy": _training(optimizer=cps.AdamW(2e-3, weight_decay=0.2)),
+    "contrast": _training(loss=cps.Contrastive()),
+    "contrast-soft": _training(loss=cps.Contrastive(weight=0.5, temperature=0.3)),
     "twice": lambda recipe: recipe.scaled(2.0),
     "colour": _with(augment=cps.Chain((cps.PadCrop(4), cps.Flip(), cps.Colour()))),
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
     "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
 }
-CASCADE = cps.Cascade(size=64, temperature=5.0, own=2.0, alike=0.7, closer=0.8)
 SELECTORS: dict[str, cps.Selector] = {
     "largest output": cps.MaxOutput(),
-    "cascade": CASCADE,
-    "cascade without own outputs": replace(CASCADE, own=0.0),
-    "cascade, own outputs once": replace(CASCADE, own=1.0),
-    "cascade, own outputs thrice": replace(CASCADE, own=3.0),
-    "cascade, temperature 3": replace(CASCADE, temperature=3.0),
-    "cascade, temperature 8": replace(CASCADE, temperature=8.0),
-    "cascade, spreads alike": replace(CASCADE, alike=1.0),
-    "cascade, classes as far apart as in training": replace(CASCADE, closer=1.0),
-    "cascade, shrinkage 0.02": replace(CASCADE, shrinkage=0.02),
-    "cascade, shrinkage 0.5": replace(CASCADE, shrinkage=0.5),
+    "cascade": SURE,
+    "cascade without own outputs": replace(SURE, own=0.0),
+    "cascade, own outputs once": replace(SURE, own=1.0),
+    "cascade, own outputs thrice": replace(SURE, own=3.0),
+    "cascade, temperature 3": replace(SURE, temperature=3.0),
+    "cascade, temperature 8": replace(SURE, temperature=8.0),
+    "cascade, spreads alike": replace(SURE, alike=1.0),
+    "cascade, classes as far apart as in training": replace(SURE, closer=1.0),
+    "cascade, shrinkage 0.02": replace(SURE, shrinkage=0.02),
+    "cascade, shrinkage 0.5": replace(SURE, shrinkage=0.5),
 }
 
 
@@ -144,13 +136,11 @@ def _changed(recipe: Recipe, variant: str) -> Recipe:
 
 
 def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
-    settings = {**recipe.learner_settings(), "selectors": (CASCADE, cps.MaxOutput())}
+    settings = {**recipe.learner_settings(), "selectors": (SURE, cps.MaxOutput())}
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
     fabric = cps.make_fabric()
-    with seeded(torch.device("cpu"), 0):
-        backbone = recipe.backbone()
-    learner = cps.Learner(backbone, **settings, fabric=fabric)
+    learner = cps.Learner(recipe.drawn(seed=0), **settings, fabric=fabric)
     every = _tasks(recipe, arguments)
     tasks = every[: arguments.tasks]
     began = time.monotonic()

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import cps
-from benchmarks.timing import compare
+from benchmarks.timing import compare, entry
 from benchmarks.training import half_taken_draft, masked_step_of, plain_step
 from cps.backbones import ResNet
 from cps.cost import seconds_of
@@ -40,9 +40,9 @@ def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
     tasks, step = measured["tasks"], measured["step"]
     late, early = statistics.median(tasks["seconds"][40:]), statistics.median(tasks["seconds"][SETTLED:15])
     found = [
-        _line("learning tasks 41-50, against tasks 6-15", f"{late:.3f} s", f"{early:.3f} s", late / early),
+        entry("learning tasks 41-50, against tasks 6-15", f"{late:.3f} s", f"{early:.3f} s", late / early),
         _flat("file size, tasks 41-50 against 6-15, bytes a task", tasks["file_bytes"]),
-        _line(
+        entry(
             "memory at its peak, 50 tasks against 10",
             f"{tasks['peak_mib'][-1]:.0f} MiB",
             f"{tasks['peak_mib'][9]:.0f} MiB",
@@ -51,7 +51,7 @@ def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     ten, fifty = (tasks["predict"][str(number)] for number in (10, 50))
     found.append(
-        _line(
+        entry(
             "prediction, 50 tasks against 10 (linear: 5)", f"{1e3 * fifty:.1f} ms", f"{1e3 * ten:.1f} ms", fifty / ten
         )
     )
@@ -59,7 +59,7 @@ def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
         ratios = [point["ratio"] for point in points]
         sizes = f"{points[0]['at']} to {points[-1]['at']}"
         texts = f"{1e3 * points[-1]['ours']:.1f} ms", f"{1e3 * points[-1]['dense']:.1f} ms"
-        found.append(_line(f"masked step against dense, {axis} {sizes}: the largest ratio", *texts, max(ratios)))
+        found.append(entry(f"masked step against dense, {axis} {sizes}: the largest ratio", *texts, max(ratios)))
     return found
 
 
@@ -163,11 +163,7 @@ def _steps(values: list[float]) -> list[float]:
 def _flat(what: str, values: list[float]) -> dict[str, Any]:
     added = _steps(values)
     late, early = math.fsum(added[40:]) / len(added[40:]), math.fsum(added[SETTLED:15]) / len(added[SETTLED:15])
-    return _line(what, f"{late / 1024:.1f} KiB", f"{early / 1024:.1f} KiB", late / early)
-
-
-def _line(what: str, ours: str, baseline: str, ratio: float) -> dict[str, Any]:
-    return {"what": what, "ours": ours, "baseline": baseline, "ratio": ratio, "limit": None}
+    return entry(what, f"{late / 1024:.1f} KiB", f"{early / 1024:.1f} KiB", late / early)
 
 
 def _panel(axis: Any, numbers: Any, values: list[float], title: str, label: str) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import cps
-from benchmarks.timing import compare, row
+from benchmarks.timing import compare, entry, row
 from benchmarks.training import PAPER
 from cps.capture import Captured
 from cps.cost import describe_costs
@@ -98,16 +98,8 @@ def _operations(network: SharedNetwork, which: str) -> list[dict[str, Any]]:
         f"operations of {which}, dead channels removed, against one dense pass": left,
         f"the same, counting only the kernels that are on of {which}": on,
     }
-    return [
-        {
-            "what": what,
-            "ours": f"{value / 1e6:.0f} M",
-            "baseline": f"{dense['operations'] / 1e6:.0f} M",
-            "ratio": value / dense["operations"],
-            "limit": None,
-        }
-        for what, value in names.items()
-    ]
+    whole = dense["operations"]
+    return [entry(what, f"{n / 1e6:.0f} M", f"{whole / 1e6:.0f} M", n / whole) for what, n in names.items()]
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import cps
-from benchmarks.timing import compare, row
+from benchmarks.timing import compare, entry, row
 from cps.augmentation import Augmentation
 from cps.data import TensorExamples
 from cps.devices import same_bits
@@ -115,9 +115,9 @@ def scoring(fabric: "Fabric") -> Rows:
 def memory(fabric: "Fabric") -> Rows:
     """Compare the peak memory of learning a second task with that of training a plain module."""
     megabytes = {kind: _peak_memory(kind, fabric.device) for kind in ("masked", "dense")}
-    ratio = megabytes["masked"] / megabytes["dense"]
-    texts = {"ours": f"{megabytes['masked']:.0f} MiB", "baseline": f"{megabytes['dense']:.0f} MiB"}
-    return [{"what": "peak memory of training, ResNet-18, batch 128", **texts, "ratio": ratio, "limit": 1.2}]
+    masked, dense = megabytes["masked"], megabytes["dense"]
+    what = "peak memory of training, ResNet-18, batch 128"
+    return [entry(what, f"{masked:.0f} MiB", f"{dense:.0f} MiB", masked / dense, 1.2)]
 
 
 def plain_step(model: nn.Module, images: Tensor, labels: Tensor) -> Callable[[], None]:

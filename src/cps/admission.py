@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cps.draft import Classifier
-from cps.partition import named_tensors
+from cps.partition import named_tensors, trainable
 from cps.settings import Training
 
 CAPTURABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -25,8 +25,3 @@ def shape_of(model: Classifier, images: Tensor, training: Training) -> tuple[Any
     tensors = [(name, value.shape, value.requires_grad) for name, value in named_tensors(model).items()]
     how = training.optimizer, training.batch_size, training.loss
     return id(model.backbone), tensors, images.shape[1:], images.dtype, how
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that may move, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}

@@ -25,7 +25,6 @@ from cps.loading import load
 from cps.recipes import Recipe
 from cps.report import write_report
 from cps.scenario import Scenario
-from cps.seeds import seeded
 from cps.settings import Training
 from cps.sharing import describe_weights
 from cps.storage import write_text
@@ -124,8 +123,7 @@ class Run:
         return learner
 
     def _fresh_backbone(self) -> nn.Module:
-        with seeded(torch.device("cpu"), self.seed):
-            backbone = self.recipe.backbone()
+        backbone = self.recipe.drawn(self.seed)
         if self.recipe.pretrained is not None:
             self.recipe.pretrained(backbone, self.weights)
         return backbone

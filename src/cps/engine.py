@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cps.admission import trainable
 from cps.capture import Captured, compiled_alone, first_line
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
@@ -23,7 +22,7 @@ from cps.feed import Feed, Plan
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
 from cps.padding import Padded, copy_into, resized_state
-from cps.partition import named_tensors, put_channels_last
+from cps.partition import named_tensors, put_channels_last, trainable
 from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
@@ -206,12 +205,10 @@ class Engine:
         if compiled:
             loss = self._loss if self.narrow is not None else compiled_alone(self._loss)
             self._fast = loss, compiled_alone(self._update)
-        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
-        uniform = torch.zeros(len(images), self.show.draws, device=self.device)
         try:
             with seeded(self.device, 0):
                 self.live.train()
-                self._step(images, labels, uniform)
+                self._step(*self._trial(images))
         except Exception as error:  # whatever compiling a module may end in
             if not compiled:
                 raise
@@ -229,13 +226,16 @@ class Engine:
 
     def _gradients(self, live: Classifier, images: Tensor) -> dict[str, Tensor]:
         """Return the gradients that reach parameters, by name."""
-        uniform = torch.zeros(len(images), self.show.draws, device=self.device)
-        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
         with seeded(self.device, 0):
-            self._loss_by(live.train(), images, labels, uniform).backward()
+            self._loss_by(live.train(), *self._trial(images)).backward()
         found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
         live.zero_grad(set_to_none=True)
         return found
+
+    def _trial(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return images with labels and random numbers to try a step on."""
+        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
+        return images, labels, torch.zeros(len(images), self.show.draws, device=self.device)
 
     def _places(self) -> dict[int, str]:
         """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""

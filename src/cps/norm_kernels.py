@@ -11,20 +11,46 @@ import triton.language as tl
 
 
 @triton.jit
-def _is_last(finished, block, parts):
-    """Say whether all other parts of a block of channels are done; then the count is back at zero."""
+def _channels(CHANNELS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
+    """Return the channels of this program's block, and which of them there are."""
+    channel = tl.program_id(1) * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
+    return channel, channel < CHANNELS
+
+
+@triton.jit
+def _places(step, channel, known, rows, CHANNELS: tl.constexpr, STEPS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """Return where the numbers of one step of this program's part lie, and which of them there are."""
+    row = (tl.program_id(0) * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    return row[:, None] * CHANNELS + channel[None, :], (row < rows)[:, None] & known[None, :]
+
+
+@triton.jit
+def _slope(gradient, result, place, inside, HAS_RELU: tl.constexpr):
+    """Return the gradient before the ReLU."""
+    slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RELU:
+        slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+    return slope
+
+
+@triton.jit
+def _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS: tl.constexpr):
+    """Store the sums of this program's part; say whether those of all others are there, and count anew then."""
+    place = tl.program_id(0) * CHANNELS + channel
+    tl.store(firsts + place, tl.sum(first, axis=0), mask=known)
+    tl.store(seconds + place, tl.sum(second, axis=0), mask=known)
     tl.debug_barrier()  # every thread has stored its sums
-    is_last = tl.atomic_add(finished + block, 1) == parts - 1
+    is_last = tl.atomic_add(finished + tl.program_id(1), 1) == tl.num_programs(0) - 1
     if is_last:
-        tl.store(finished + block, 0)
+        tl.store(finished + tl.program_id(1), 0)
     return is_last
 
 
 @triton.jit
-def _total(sums, channel, known, parts, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
+def _total(sums, channel, known, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
     """Add up what each part has stored."""
     part = tl.arange(0, PARTS)
-    there = (part < parts)[:, None] & known[None, :]
+    there = (part < tl.num_programs(0))[:, None] & known[None, :]
     return tl.sum(tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0), axis=0)
 
 
@@ -49,24 +75,19 @@ def moments(
     PARTS: tl.constexpr,
 ):
     """Find mean and scale (one over the deviation) of each channel, and move the running ones."""
-    part, block, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    channel = block * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
-    known = channel < CHANNELS
+    channel, known = _channels(CHANNELS, BLOCK_CHANNELS)
     origin = tl.load(signal + channel, mask=known, other=0.0).to(tl.float32)  # near the mean, so nothing cancels
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     for step in range(STEPS):
-        row = (part * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        inside = (row < rows)[:, None] & known[None, :]
-        value = tl.load(signal + row[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        place, inside = _places(step, channel, known, rows, CHANNELS, STEPS, BLOCK_ROWS)
+        value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, value - origin[None, :], 0.0)
         first += apart
         second += apart * apart
-    tl.store(firsts + part * CHANNELS + channel, tl.sum(first, axis=0), mask=known)
-    tl.store(seconds + part * CHANNELS + channel, tl.sum(second, axis=0), mask=known)
-    if _is_last(finished, block, parts):
-        apart = _total(firsts, channel, known, parts, CHANNELS, PARTS) / rows
-        variance = _total(seconds, channel, known, parts, CHANNELS, PARTS) / rows - apart * apart
+    if _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS):
+        apart = _total(firsts, channel, known, CHANNELS, PARTS) / rows
+        variance = _total(seconds, channel, known, CHANNELS, PARTS) / rows - apart * apart
         variance = tl.maximum(variance, 0.0)
         tl.store(mean + channel, origin + apart, mask=known)
         tl.store(scale + channel, 1.0 / tl.sqrt(variance + epsilon), mask=known)
@@ -75,7 +96,7 @@ def moments(
         old = tl.load(running_variance + channel, mask=known)
         unbiased = variance * (rows / (rows - 1.0))
         tl.store(running_variance + channel, old + momentum * (unbiased - old), mask=known)
-        if block == 0:
+        if tl.program_id(1) == 0:
             tl.store(batches, tl.load(batches) + 1)
 
 
@@ -128,28 +149,20 @@ def sums_of_gradient(
     PARTS: tl.constexpr,
 ):
     """Find the gradients of weight and bias."""
-    part, block, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    channel = block * BLOCK_CHANNELS + tl.arange(0, BLOCK_CHANNELS)
-    known = channel < CHANNELS
+    channel, known = _channels(CHANNELS, BLOCK_CHANNELS)
     middle = tl.load(mean + channel, mask=known, other=0.0)
     factor = tl.load(scale + channel, mask=known, other=0.0)
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     for step in range(STEPS):
-        row = (part * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-        inside = (row < rows)[:, None] & known[None, :]
-        place = row[:, None] * CHANNELS + channel[None, :]
-        slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-        if HAS_RELU:
-            slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+        place, inside = _places(step, channel, known, rows, CHANNELS, STEPS, BLOCK_ROWS)
+        slope = _slope(gradient, result, place, inside, HAS_RELU)
         value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
         first += slope * (value - middle[None, :]) * factor[None, :]
         second += slope
-    tl.store(firsts + part * CHANNELS + channel, tl.sum(first, axis=0), mask=known)
-    tl.store(seconds + part * CHANNELS + channel, tl.sum(second, axis=0), mask=known)
-    if _is_last(finished, block, parts):
-        tl.store(of_weight + channel, _total(firsts, channel, known, parts, CHANNELS, PARTS), mask=known)
-        tl.store(of_bias + channel, _total(seconds, channel, known, parts, CHANNELS, PARTS), mask=known)
+    if _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS):
+        tl.store(of_weight + channel, _total(firsts, channel, known, CHANNELS, PARTS), mask=known)
+        tl.store(of_bias + channel, _total(seconds, channel, known, CHANNELS, PARTS), mask=known)
 
 
 @triton.jit
@@ -174,9 +187,7 @@ def gradient_of_signal(
     """Find the gradients of the signal and of the shortcut; `share` is one over the number of rows."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, channel = place < size, place % CHANNELS
-    slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RELU:
-        slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+    slope = _slope(gradient, result, place, inside, HAS_RELU)
     if NEEDS_SHORTCUT:
         tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
     factor = tl.load(scale + channel)

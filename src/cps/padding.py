@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.devices import full_precision
-from cps.partition import named_tensors
+from cps.partition import named_tensors, trainable
 
 MULTIPLE = 8
 
@@ -94,7 +94,7 @@ def overlap(value: Tensor, shape: torch.Size) -> Tensor:
 
 def resized_state(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
     """Return an optimizer's state with every tensor cut, or padded with zeros, to what its parameter is like."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = list(trainable(model).values())
 
     def fitted(value: Any, parameter: Tensor) -> Any:
         if not isinstance(value, Tensor) or value.ndim != parameter.ndim:

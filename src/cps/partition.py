@@ -46,6 +46,11 @@ def put_channels_last(module: nn.Module) -> nn.Module:
     return module
 
 
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that may move, by name, in the order in which optimizers count them."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers of a module by name, the live tensors themselves."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}

@@ -21,6 +21,7 @@ from cps.draft import Classifier
 from cps.engine import Engine
 from cps.feed import Plan
 from cps.guard import Guard, bind
+from cps.partition import trainable
 from cps.presentation import Presentation
 from cps.seeds import generator, seeded
 from cps.settings import Training
@@ -201,7 +202,7 @@ class _PlainSteps:
         show: Presentation,
     ):
         self.fabric, self.show, self.loss = fabric, show, training.loss
-        self.optimizer = training.optimizer([p for p in model.parameters() if p.requires_grad])
+        self.optimizer = training.optimizer(trainable(model).values())
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total = torch.zeros((), device=fabric.device)
 

@@ -75,5 +75,4 @@ class Narrow:
 
     def wait(self) -> None:
         """Wait for the gradients, which are computed aside."""
-        if self._wide.is_cuda:
-            aside_of(self._wide.device).join()
+        aside_of(self._wide.device).join()
