@@ -320,7 +320,7 @@ def test_joined_norms_train_as_separate_ones_do():
 
 OPTIMIZERS = [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)]
 WAYS = [(optimizer, False) for optimizer in OPTIMIZERS] + [
-    pytest.param(optimizer, True, marks=needs_gpu) for optimizer in OPTIMIZERS[:2]
+    pytest.param(optimizer, True, marks=needs_gpu) for optimizer in (cps.SGD(0.05), cps.Adam(1e-3))
 ]
 
 

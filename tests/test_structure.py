@@ -19,11 +19,11 @@ SOURCE = ROOT / "src" / "cps"
 LAYERS = [
     set(modules.split())
     for modules in (
-        "plain masks metrics seeds evidence storage partition capture aside devices kernels norm_kernels flat images published terminal progress gate replies",
-        "choice lock capacity losses augmentation data backbones padding pixels folders convolution norms views",
-        "guard settings scenario subnetwork activity crowd joining feed presentation shipment uploads",
-        "draft extraction probe sources unread twin",
-        "miniatures admission",
+        "plain masks metrics seeds evidence storage partition capture aside devices launching norm_kernels flat images published terminal progress gate replies",
+        "choice lock capacity losses augmentation data backbones padding pixels folders kernels norms views",
+        "guard settings scenario subnetwork activity crowd convolution feed presentation shipment uploads",
+        "draft extraction probe sources unread joining",
+        "miniatures admission twin",
         "network engine",
         "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",
         "prediction observation cascade checklist comparison forgetting",

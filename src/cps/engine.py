@@ -21,6 +21,7 @@ from cps.draft import Classifier
 from cps.feed import Feed, Plan
 from cps.flat import Flat
 from cps.guard import Guard, Restorer
+from cps.launching import compiled_together
 from cps.padding import Padded, copy_into, resized_state
 from cps.partition import named_tensors, put_channels_last, trainable
 from cps.presentation import Presentation
@@ -59,7 +60,8 @@ class Engine:
         pixels = show.prepare(images[:2])
         twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
         self.live, self.inner = self._classifier(twin), twin.inner
-        reached = self._gradients(self.live, images)
+        with compiled_together():
+            reached = self._gradients(self.live, images)
         self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
             self.narrow = Narrow(self.live, self.flat)
@@ -233,8 +235,9 @@ class Engine:
         return found
 
     def _trial(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images with labels and random numbers to try a step on."""
-        labels = torch.zeros(len(images), dtype=torch.long, device=self.device)
+        """Return images with labels and random numbers to try a step on, of all classes: one alone teaches nothing."""
+        classes = self.live.head.out_features // self.show.views.turns
+        labels = torch.arange(len(images), device=self.device) % classes
         return images, labels, torch.zeros(len(images), self.show.draws, device=self.device)
 
     def _places(self) -> dict[int, str]:

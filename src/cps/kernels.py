@@ -2,7 +2,8 @@
 
 There cuDNN's deterministic kernels are slow: those of the weight's gradient by 2 to 16 times on an H200, the others by
 up to 2.5 times. Images have their channels last, so what one row of the kernel sees (its taps and their channels) is
-contiguous. Sums are taken in a fixed order: the same inputs always give the same bits.
+contiguous. Sums are taken in a fixed order: the same inputs always give the same bits. Work is cut into blocks by the
+size of an image, not by how many there are: the last batch of an epoch, a smaller one, needs no kernels of its own.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
@@ -14,15 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from cps.launching import TYPICAL, launch
+
 BLOCK_PIXELS = 64  # of the weight's gradient
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def _weight_gradient(
     images,
     gradient,
     parts,
     pixels,
+    steps,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -32,7 +36,6 @@ def _weight_gradient(
     KERNEL: tl.constexpr,
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    STEPS: tl.constexpr,
     BLOCK_PIXELS: tl.constexpr,
     BLOCK_TAPS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
@@ -46,8 +49,8 @@ def _weight_gradient(
     output = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     part = tl.program_id(2)
     total = tl.zeros([BLOCK_TAPS, BLOCK_OUTPUTS], dtype=tl.float32)
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        pixel = (part * STEPS + step) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        pixel = (part * steps + step) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
         image = pixel // (ROWS * COLUMNS)
         row = (pixel % (ROWS * COLUMNS)) // COLUMNS * STRIDE + kernel_row - PADDING
         column = pixel % COLUMNS * STRIDE - PADDING
@@ -79,7 +82,7 @@ class Parts(NamedTuple):
         block_taps = 32 if seen <= 32 else 128 if 64 < seen <= 128 else 64
         block_outputs = 32 if outputs <= 32 else 128 if 64 < outputs <= 128 else 64
         blocks = kernel * triton.cdiv(seen, block_taps) * triton.cdiv(outputs, block_outputs)
-        wanted = max(1, (600 if pixels >= 32768 else 300) // blocks)
+        wanted = max(1, (600 if TYPICAL * rows * columns >= 32768 else 300) // blocks)
         steps = triton.cdiv(pixels, BLOCK_PIXELS * wanted)
         return Parts(triton.cdiv(pixels, BLOCK_PIXELS * steps), steps, pixels, block_taps, block_outputs)
 
@@ -94,9 +97,10 @@ def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride:
     cut = Parts.of(images, gradient, kernel)
     parts = torch.empty(cut.number, outputs, kernel, kernel, channels, device=images.device)
     blocks = kernel * triton.cdiv(kernel * channels, cut.taps), triton.cdiv(outputs, cut.outputs)
-    _weight_gradient[(*blocks, cut.number)](
-        images, gradient, parts, cut.pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding,
-        cut.steps, BLOCK_PIXELS, cut.taps, cut.outputs, 4 if outputs > 128 else 2,
+    launch(
+        _weight_gradient, (*blocks, cut.number), images, gradient, parts, cut.pixels, cut.steps, height, width,
+        channels, rows, columns, outputs, kernel, stride, padding, BLOCK_PIXELS, cut.taps, cut.outputs,
+        4 if outputs > 128 else 2,
     )  # fmt: skip
     return parts.permute(0, 1, 4, 2, 3)
 
@@ -169,14 +173,15 @@ def _launch(
 ) -> Tensor:
     number, channels, height, width = images.shape
     outputs, rows, columns = shape
-    pixels, kernel = number * rows * columns, weight.shape[2]
+    pixels, typical, kernel = number * rows * columns, TYPICAL * rows * columns, weight.shape[2]
     block_outputs = 32 if outputs <= 32 else 64
-    block_taps = 32 if pixels >= 65536 or kernel * channels <= 32 else 64
-    block_pixels = 128 if pixels >= 8192 else 64
-    warps = 8 if block_pixels == 128 and (pixels >= 65536 or outputs > 64) else 4
+    block_taps = 32 if typical >= 65536 or kernel * channels <= 32 else 64
+    block_pixels = 128 if typical >= 8192 else 64
+    warps = 8 if block_pixels == 128 and (typical >= 65536 or outputs > 64) else 4
     result = torch.empty((number, *shape), dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
-    _convolve[(triton.cdiv(pixels, block_pixels), triton.cdiv(outputs, block_outputs))](
-        images, weight, result, pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding,
-        is_backward, block_pixels, block_taps, block_outputs, 2 if outputs <= 32 else 4, num_warps=warps,
+    launch(
+        _convolve, (triton.cdiv(pixels, block_pixels), triton.cdiv(outputs, block_outputs)), images, weight, result,
+        pixels, height, width, channels, rows, columns, outputs, kernel, stride, padding, is_backward, block_pixels,
+        block_taps, block_outputs, 2 if outputs <= 32 else 4, num_warps=warps,
     )  # fmt: skip
     return result

@@ -18,9 +18,9 @@ def _channels(CHANNELS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _places(step, channel, known, rows, CHANNELS: tl.constexpr, STEPS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+def _places(step, steps, channel, known, rows, CHANNELS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
     """Return where the numbers of one step of this program's part lie, and which of them there are."""
-    row = (tl.program_id(0) * STEPS + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = (tl.program_id(0) * steps + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     return row[:, None] * CHANNELS + channel[None, :], (row < rows)[:, None] & known[None, :]
 
 
@@ -54,7 +54,7 @@ def _total(sums, channel, known, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
     return tl.sum(tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0), axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def moments(
     signal,
     firsts,
@@ -66,10 +66,10 @@ def moments(
     running_variance,
     batches,
     rows,
+    steps,
     momentum,
     epsilon,
     CHANNELS: tl.constexpr,
-    STEPS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -79,8 +79,8 @@ def moments(
     origin = tl.load(signal + channel, mask=known, other=0.0).to(tl.float32)  # near the mean, so nothing cancels
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
-    for step in range(STEPS):
-        place, inside = _places(step, channel, known, rows, CHANNELS, STEPS, BLOCK_ROWS)
+    for step in range(steps):
+        place, inside = _places(step, steps, channel, known, rows, CHANNELS, BLOCK_ROWS)
         value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, value - origin[None, :], 0.0)
         first += apart
@@ -128,7 +128,7 @@ def apply(
     tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps"])
 def sums_of_gradient(
     gradient,
     result,
@@ -141,9 +141,9 @@ def sums_of_gradient(
     of_weight,
     of_bias,
     rows,
+    steps,
     CHANNELS: tl.constexpr,
     HAS_RELU: tl.constexpr,
-    STEPS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -154,8 +154,8 @@ def sums_of_gradient(
     factor = tl.load(scale + channel, mask=known, other=0.0)
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
-    for step in range(STEPS):
-        place, inside = _places(step, channel, known, rows, CHANNELS, STEPS, BLOCK_ROWS)
+    for step in range(steps):
+        place, inside = _places(step, steps, channel, known, rows, CHANNELS, BLOCK_ROWS)
         slope = _slope(gradient, result, place, inside, HAS_RELU)
         value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
         first += slope * (value - middle[None, :]) * factor[None, :]

@@ -10,9 +10,11 @@ import triton
 from torch import Tensor
 
 import cps.norm_kernels as kernels
+from cps.launching import TYPICAL, launch
 
 MOST_PARTS = 128  # enough to fill a GPU
 TILE = 8192  # numbers that a program looks at in a step
+WARPS = 4
 BLOCK = 2048  # numbers of a program that has nothing to add up
 MOST_BLOCKS = 1024  # of channels
 
@@ -48,15 +50,15 @@ def normalize(
     channels, cut = signal.shape[1], _Cut.of(signal)
     mean, scale = _empty(2, channels, like=signal)
     firsts, seconds = _empty(2, cut.parts, channels, like=signal)
-    kernels.moments[cut.grid](
-        signal, firsts, seconds, _finished(signal.device), mean, scale, running.mean, running.variance,
-        running.batches, cut.rows, running.momentum, epsilon, channels, cut.steps, cut.block_rows,
-        cut.block_channels, triton.next_power_of_2(cut.parts), num_warps=8,
+    launch(
+        kernels.moments, (cut.parts, cut.blocks), signal, firsts, seconds, _finished(signal.device), mean, scale,
+        running.mean, running.variance, running.batches, cut.rows, cut.steps, running.momentum, epsilon, channels,
+        cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
     )  # fmt: skip
     result = torch.empty_like(signal)
-    kernels.apply[(triton.cdiv(signal.numel(), BLOCK),)](
-        signal, signal if shortcut is None else shortcut, result, mean, scale, weight, bias, signal.numel(), channels,
-        shortcut is not None, has_relu, BLOCK,
+    launch(
+        kernels.apply, (triton.cdiv(signal.numel(), BLOCK),), signal, signal if shortcut is None else shortcut, result,
+        mean, scale, weight, bias, signal.numel(), channels, shortcut is not None, has_relu, BLOCK,
     )  # fmt: skip
     return Normalized(result, mean, scale)
 
@@ -68,23 +70,24 @@ def normalize_backward(
     channels, cut = signal.shape[1], _Cut.of(signal)
     of_weight, of_bias = _empty(2, channels, like=signal)
     firsts, seconds = _empty(2, cut.parts, channels, like=signal)
-    kernels.sums_of_gradient[cut.grid](
-        gradient, done.result, signal, done.mean, done.scale, firsts, seconds, _finished(signal.device), of_weight,
-        of_bias, cut.rows, channels, has_relu, cut.steps, cut.block_rows, cut.block_channels,
-        triton.next_power_of_2(cut.parts), num_warps=8,
+    launch(
+        kernels.sums_of_gradient, (cut.parts, cut.blocks), gradient, done.result, signal, done.mean, done.scale,
+        firsts, seconds, _finished(signal.device), of_weight, of_bias, cut.rows, cut.steps, channels, has_relu,
+        cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
     )  # fmt: skip
     of_signal = torch.empty_like(signal)
     is_new = needs_shortcut and has_relu  # without a ReLU, the shortcut's is the gradient itself
     of_shortcut = torch.empty_like(signal) if is_new else gradient
-    kernels.gradient_of_signal[(triton.cdiv(signal.numel(), BLOCK),)](
-        gradient, done.result, signal, done.mean, done.scale, weight, of_weight, of_bias, of_signal, of_shortcut,
-        signal.numel(), 1 / cut.rows, channels, has_relu, is_new, BLOCK,
+    launch(
+        kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), gradient, done.result, signal, done.mean,
+        done.scale, weight, of_weight, of_bias, of_signal, of_shortcut, signal.numel(), 1 / cut.rows, channels,
+        has_relu, is_new, BLOCK,
     )  # fmt: skip
     return of_signal, of_weight, of_bias, of_shortcut if needs_shortcut else None
 
 
 class _Cut(NamedTuple):
-    """How the rows are cut into parts, each of some steps of a block."""
+    """How the rows are cut into parts, each of some steps of a block; `most_parts` for a batch of any size."""
 
     rows: int
     parts: int
@@ -92,20 +95,19 @@ class _Cut(NamedTuple):
     steps: int
     block_rows: int
     block_channels: int
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        return self.parts, self.blocks
+    most_parts: int
 
     @staticmethod
     def of(signal: Tensor) -> "_Cut":
-        channels = signal.shape[1]
-        rows, block_channels = signal.numel() // channels, 32 if channels <= 32 else 64
+        number, channels, height, width = signal.shape
+        rows, typical = number * height * width, TYPICAL * height * width
+        block_channels = 32 if channels <= 32 else 64
         blocks = triton.cdiv(channels, block_channels)
         wanted = max(1, MOST_PARTS // blocks)
-        block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(rows, wanted))))
+        block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(typical, wanted))))
         steps = triton.cdiv(rows, block_rows * wanted)
-        return _Cut(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
+        parts, most_parts = triton.cdiv(rows, block_rows * steps), triton.next_power_of_2(wanted)
+        return _Cut(rows, parts, blocks, steps, block_rows, block_channels, most_parts)
 
 
 def _empty(*shape: int, like: Tensor) -> Tensor:
