@@ -4,6 +4,7 @@ import copy
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from cps.joining import Norm, joined
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
 from cps.presentation import Presentation
-from cps.twin import check_alike
+from cps.twin import check_alike, twin_of
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -279,15 +280,28 @@ def test_an_engine_that_cannot_be_built_is_tried_without_own_kernels_and_then_gi
 @pytest.mark.parametrize("wrong", ["sign", "missing", "nan", "one layer"])
 def test_gradients_of_own_kernels_that_differ_are_refused(wrong):
     torch.manual_seed(0)
-    plain = {name: torch.randn(8, 8) for name in "abc"}
-    ours = {name: value * (1 + 0.02 * torch.randn(8, 8)) for name, value in plain.items()}
-    check_alike(ours, plain)  # the negative control: what bf16 may do
+    exact = {name: torch.randn(8, 8) for name in "abc"}
+    noise = {"a": 0.4, "b": 0.1, "c": 0.02}  # what bf16 does in layers near the images, and in later ones
+    plain, ours = ({name: value + noise[name] * torch.randn(8, 8) for name, value in exact.items()} for _ in range(2))
+    check_alike(ours, plain, exact)  # the negative control
     if wrong == "missing":
         del ours["b"]
     else:
         ours["b"] = {"sign": -ours["b"], "nan": ours["b"] * torch.nan, "one layer": ours["b"] * 1.4}[wrong]
     with pytest.raises(RuntimeError, match="own kernels do not agree"):
-        check_alike(ours, plain)
+        check_alike(ours, plain, exact)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_an_engine_compares_its_own_kernels_with_those_of_pytorch(is_wrong):
+    engine, model, _ = small_engine(awkward(), 30)
+    images = torch.randn(8, 3, 8, 8)
+    engine.begin(model, {}, None)
+    plain = engine._classifier(twin_of(model.backbone, images[:2], is_narrow=True, is_quick=False))
+    if is_wrong:
+        engine.inner.blocks[0].conv1.register_full_backward_hook(lambda _, found, __: (-2 * found[0],))
+    with pytest.raises(RuntimeError, match="do not agree .*stem") if is_wrong else nullcontext():
+        engine._check(plain, images)
 
 
 @needs_gpu

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cps.capture import Captured, compiled_alone, first_line
+from cps.capture import Captured, compiled_alone, first_line, make_capturable, set_rate
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
 from cps.feed import Feed, Plan
@@ -30,6 +30,8 @@ from cps.settings import Training
 from cps.twin import Narrow, Twin, check_alike, twin_of
 
 log = logging.getLogger(__name__)
+
+MOST_CHECKED = 128  # images, on which our own kernels are compared with PyTorch's
 
 
 class Engine:
@@ -61,7 +63,7 @@ class Engine:
         twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
         self.live, self.inner = self._classifier(twin), twin.inner
         with compiled_together():
-            reached = self._gradients(self.live, images)
+            reached = self._gradients(self.live, images, is_narrow=is_narrow)
         self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
             self.narrow = Narrow(self.live, self.flat)
@@ -70,13 +72,12 @@ class Engine:
         self.optimizer = training.optimizer([self.flat.vector])
         self.rate = float(self.optimizer.param_groups[0]["lr"])
         self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
-        self._tune_optimizer(is_fused=not is_long)
+        make_capturable(self.optimizer, self.device, is_fused=not is_long)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        self._try(images, compiled=is_long)
         if is_quick and is_narrow and self.device.type == "cuda":
-            plain = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=False)
-            check_alike(self.flat.gradients(), self._gradients(self._classifier(plain), images))
+            self._check(self._classifier(twin_of(model.backbone, pixels, is_narrow=True, is_quick=False)), images)
+        self._try(images, compiled=is_long)
         self._step_on_batch = self._captured(self._step)
         self._steps_by_size: dict[int, Callable[[], None]] = {}
         self._feed: Feed | None = None
@@ -171,31 +172,31 @@ class Engine:
             return
         self.factor = factor
         self.pace.fill_(self.full_pace * factor)
-        group = self.optimizer.param_groups[0]
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(self.rate * factor)
-        else:
-            group["lr"] = self.rate * factor
+        set_rate(self.optimizer, self.rate * factor)
 
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
-        self.flat.clear()  # a step before may have failed half-way
         loss_of, update = self._fast or (self._loss, self._update)
         loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
+        self._go_back(loss)
+        update()
+        self.total += loss.detach()
+
+    def _go_back(self, loss: Tensor) -> None:
+        """Find the gradients of all that moves."""
+        self.flat.clear()  # a step before may have failed half-way
         loss.backward()
         if self.narrow is not None:
             self.narrow.wait()
         self.flat.gather()
-        update()
-        self.total += loss.detach()
 
-    def _loss(self, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
+    def _loss(self, *batch: Tensor) -> Tensor:
         if self.narrow is not None:
             self.narrow.refresh()
-        return self._loss_by(self.live, images, labels, uniform)
+        return self._loss_by(self.live, self.is_narrow, *batch)
 
-    def _loss_by(self, live: Classifier, images: Tensor, labels: Tensor, uniform: Tensor) -> Tensor:
-        pixels, labels = self.show(images, labels, uniform)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.is_narrow):
+    def _loss_by(self, live: Classifier, is_narrow: bool, *batch: Tensor) -> Tensor:
+        pixels, labels = self.show(*batch)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_narrow):
             return live(pixels, labels, self.loss)
 
     def _update(self) -> None:
@@ -216,7 +217,7 @@ class Engine:
                 raise
             log.warning("training goes on without torch.compile: %s", first_line(error))
             self._fast = None
-            self._tune_optimizer(is_fused=True)
+            make_capturable(self.optimizer, self.device, is_fused=True)
             self._try(images, compiled=False)
 
     def _classifier(self, twin: Twin) -> Classifier:
@@ -226,10 +227,19 @@ class Engine:
             put_channels_last(live)
         return live
 
-    def _gradients(self, live: Classifier, images: Tensor) -> dict[str, Tensor]:
+    def _check(self, plain: Classifier, images: Tensor) -> None:
+        """Compare what our own kernels do with some images with what PyTorch's do; refuse them if they are wrong."""
+        some = images[:MOST_CHECKED]
+        with seeded(self.device, 0):
+            self.live.train()
+            self._go_back(self._loss(*self._trial(some)))
+        in_bf16, exact = (self._gradients(plain, some, is_narrow=narrow) for narrow in (True, False))
+        check_alike(self.flat.gradients(), in_bf16, exact)
+
+    def _gradients(self, live: Classifier, images: Tensor, *, is_narrow: bool) -> dict[str, Tensor]:
         """Return the gradients that reach parameters, by name."""
         with seeded(self.device, 0):
-            self._loss_by(live.train(), *self._trial(images)).backward()
+            self._loss_by(live.train(), is_narrow, *self._trial(images)).backward()
         found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
         live.zero_grad(set_to_none=True)
         return found
@@ -248,12 +258,3 @@ class Engine:
         """Return the views of a vector by the names that parameters have in the backbone."""
         prefix = "backbone.inner." if isinstance(self.live.backbone, Padded) else "backbone."
         return {name.removeprefix(prefix): view for name, view in self.flat.views(vector).items()}
-
-    def _tune_optimizer(self, *, is_fused: bool) -> None:
-        """Let the optimizer work in few kernels, with a rate it reads from the GPU."""
-        if self.device.type != "cuda":
-            return
-        for group in self.optimizer.param_groups:
-            group["lr"] = torch.tensor(float(group["lr"]), device=self.device)
-            group |= {"fused": is_fused, "foreach": not is_fused}
-            group |= {"capturable": True} if "capturable" in group else {}
