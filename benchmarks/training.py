@@ -204,8 +204,13 @@ def _compiled_step(case: Case, device: torch.device) -> Callable[[], None]:
 
 
 class _Unguarded(Engine):
-    def _update(self) -> None:
-        self.optimizer.step()
+    """An engine that takes PyTorch's own steps and puts nothing back."""
+
+    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
+        loss = self._loss(images, labels, uniform)
+        self._go_back(loss)
+        self.update.optimizer.step()
+        self.total += loss.detach()
 
 
 def _examples(case: Case, device: torch.device) -> tuple[TensorExamples, Tensor]:

@@ -21,7 +21,9 @@ from cps.padding import padded
 from cps.partition import put_channels_last
 from cps.presentation import Presentation
 from cps.twin import Twin
+from cps.update import Update
 
+OPTIMIZERS = (cps.SGD(0.05, weight_decay=1e-2), cps.Adam(1e-2, weight_decay=1e-2), cps.AdamW(1e-2, weight_decay=0.1))
 FACTORS = (1.0, 0.5, 0.25)
 ORDER = (torch.arange(4), torch.arange(4, 8), torch.arange(8, 10))
 
@@ -44,6 +46,15 @@ def joined_twin(backbone, pixels, **_):
     return Twin(whole, whole.inner, True)
 
 
+work_in_one = Update.work_in_one
+
+
+def with_a_rate_in_memory(update):
+    """As on a GPU, from where kernels read it."""
+    update.optimizer.param_groups[0]["lr"] = torch.tensor(update.rate)
+    work_in_one(update)
+
+
 def by_plain_steps(model, start, training, guard, images, labels):
     model.load_state_dict(start)
     model.train()
@@ -58,16 +69,17 @@ def by_plain_steps(model, start, training, guard, images, labels):
     return model.state_dict()
 
 
-def main():
+def check(optimizer):
     torch.manual_seed(0)
     images, labels = torch.randn(10, 3, 6, 6), torch.arange(10) % 4
     backbone = ResNet(3, (5, 7), 1, shortcuts="convolution", last_relu=True, fan="fan_in")
     backbone.blocks[0].conv1.weight.requires_grad_(False)
     backbone.blocks[1].norm1.weight.requires_grad_(False)
     model = Classifier(backbone, nn.Linear(7, 4))
-    training = cps.Training(1, cps.SGD(0.05, weight_decay=1e-2), batch_size=4)
+    training = cps.Training(1, optimizer, batch_size=4)
     built = engine.Engine(model, images[:4], training, Presentation(), is_narrow=False, is_long=False)
     assert len(built.flat.written) == 5  # of six convolutions, one of them frozen
+    assert built.update._in_one is not None
     for task in range(2):  # the second on what the first has left
         start = {name: value + 0.05 * torch.rand_like(value.float()) for name, value in model.state_dict().items()}
         start = {name: start[name].to(value.dtype) for name, value in model.state_dict().items()}
@@ -81,7 +93,6 @@ def main():
         built.settle()
         torch.testing.assert_close(dict(model.state_dict()), dict(expected), rtol=1e-4, atol=1e-4)
         assert (model.state_dict()["head.weight"] - start["head.weight"]).abs().max() > 1e-2  # something was learned
-    print("agrees")
 
 
 if __name__ == "__main__":
@@ -91,5 +102,8 @@ if __name__ == "__main__":
         mock.patch.object(convolution, "aside_of", return_value=AtOnce()),
         mock.patch.object(twin, "aside_of", return_value=AtOnce()),
         mock.patch.object(engine, "twin_of", joined_twin),
+        mock.patch.object(Update, "work_in_one", with_a_rate_in_memory),
     ):
-        main()
+        for each in OPTIMIZERS:
+            check(each)
+    print("agrees")

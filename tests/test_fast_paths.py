@@ -28,6 +28,7 @@ from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
 from cps.presentation import Presentation
 from cps.twin import check_alike, twin_of
+from cps.update import Update
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -302,6 +303,38 @@ def test_an_engine_compares_its_own_kernels_with_those_of_pytorch(is_wrong):
         engine.inner.blocks[0].conv1.register_full_backward_hook(lambda _, found, __: (-2 * found[0],))
     with pytest.raises(RuntimeError, match="do not agree .*stem") if is_wrong else nullcontext():
         engine._check(plain, images)
+
+
+@needs_gpu
+@pytest.mark.parametrize("optimizer", [cps.SGD(0.1), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=repr)
+def test_an_update_in_one_kernel_is_that_of_pytorch(optimizer):
+    torch.manual_seed(0)
+    found = []
+    for in_one in (False, True):
+        torch.manual_seed(1)
+        flat = Flat({"a": nn.Parameter(torch.randn(5003, device=ACCELERATOR))})
+        update = Update(flat, optimizer, flat.views, ())
+        update.make_capturable(is_fused=not in_one)
+        kept = torch.rand(5003, device=ACCELERATOR) < 0.3
+        update.restore.keep({"a": Kept(kept, flat.vector.detach()[:5003].clone(), torch.zeros_like(kept))}, {})
+        for step in range(5):
+            flat.vector.grad.copy_(torch.randn_like(flat.vector))
+            update.set_rate(1 / (1 + step))
+            update()
+            if in_one and step == 0:
+                update.work_in_one()
+        found.append((flat.vector.detach(), *update.state_of_each()["a"].values()))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_an_optimizer_that_is_not_known_takes_its_own_steps():
+    pytest.importorskip("triton")
+    flat = Flat({"a": nn.Parameter(torch.ones(8))})
+    for make in (lambda values: torch.optim.SGD(values, 0.1, 0.9, nesterov=True), torch.optim.RMSprop):
+        update = Update(flat, make, flat.views, ())
+        update()
+        update.work_in_one()
+        assert update._in_one is None
 
 
 @needs_gpu

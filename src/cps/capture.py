@@ -87,23 +87,6 @@ def compiled_alone(method: Any) -> Any:
     return torch.compile(MethodType(own, method.__self__), dynamic=False, options=known)
 
 
-def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device, *, is_fused: bool) -> None:
-    """Let an optimizer on a GPU work in few kernels, with a learning rate that it reads there."""
-    for group in optimizer.param_groups if device.type == "cuda" else []:
-        group["lr"] = torch.tensor(float(group["lr"]), device=device)
-        group |= {"fused": is_fused, "foreach": not is_fused}
-        group |= {"capturable": True} if "capturable" in group else {}
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate, where the optimizer reads it."""
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
 def first_line(error: Exception) -> str:
     """Return the first line of an error, or its name where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]

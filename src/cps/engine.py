@@ -1,9 +1,9 @@
 """The engine: the training step at a GPU's speed.
 
 It trains a twin of the classifier, channels last. The whole step (augmentation, forward, backward, optimizer, guard)
-is captured as a CUDA graph; if training is long, torch.compile joins first what our own kernels do not join. The twin,
-the graph and the compiled kernels stay for the next phase and task, which only copy their tensors in. Only kernels that
-always give the same bits are used.
+is captured as a CUDA graph. What follows a convolution and the update are kernels of our own where the backbone allows;
+else torch.compile joins them if training is long. The twin, the graph and the kernels stay for the next phase and task,
+which only copy their tensors in. Only kernels that always give the same bits are used.
 """
 
 import copy
@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cps.capture import Captured, compiled_alone, first_line, make_capturable, set_rate
+from cps.capture import Captured, compiled_alone, first_line
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
 from cps.feed import Feed, Plan
 from cps.flat import Flat
-from cps.guard import Guard, Restorer
+from cps.guard import Guard
 from cps.launching import compiled_together
 from cps.padding import Padded, copy_into, resized_state
 from cps.partition import named_tensors, put_channels_last, trainable
@@ -28,6 +28,7 @@ from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
 from cps.twin import Narrow, Twin, check_alike, twin_of
+from cps.update import Update
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +52,13 @@ class Engine:
     ):
         """Build the step; `images` are a batch to try it on.
 
-        `is_narrow`: in bf16; `is_long`: worth compiling; `is_quick`: with kernels of our own. `choosing` are the names
+        `is_narrow`: in bf16; `is_long`: worth compiling; `is_quick`: by kernels of our own. `choosing` are the names
         of weights whose guards may have scores.
         """
         self.show, self.loss, self.is_narrow = show, training.loss, is_narrow
         self.batch_size = training.batch_size
         self.device = next(model.parameters()).device
-        self.model, self.factor, self.full_pace = model, 1.0, 0.0  # the factor of the learning rate
+        self.model = model
         self.narrow: Narrow | None = None
         pixels = show.prepare(images[:2])
         twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
@@ -67,17 +68,17 @@ class Engine:
         self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
             self.narrow = Narrow(self.live, self.flat)
-        self.restore = Restorer(self.flat.vector, self._guarded, choosing)
-        self.pace = torch.zeros((), device=self.device)  # of scores
-        self.optimizer = training.optimizer([self.flat.vector])
-        self.rate = float(self.optimizer.param_groups[0]["lr"])
-        self._plain_group = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
-        make_capturable(self.optimizer, self.device, is_fused=not is_long)
+        self.update = Update(self.flat, training.optimizer, self._guarded, choosing)
+        compiled = is_long and not twin.is_joined
+        if self.device.type == "cuda":
+            self.update.make_capturable(is_fused=not compiled)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
         if is_quick and is_narrow and self.device.type == "cuda":
             self._check(self._classifier(twin_of(model.backbone, pixels, is_narrow=True, is_quick=False)), images)
-        self._try(images, compiled=is_long)
+        self._try(images, compiled=compiled)
+        if twin.is_joined:
+            self.update.work_in_one()
         self._step_on_batch = self._captured(self._step)
         self._steps_by_size: dict[int, Callable[[], None]] = {}
         self._feed: Feed | None = None
@@ -90,29 +91,25 @@ class Engine:
             value.detach().zero_()
         copy_into(model.backbone, self.inner)
         copy_into(model.head, self.live.head)
-        self.restore.keep(guard, {name: value.shape for name, value in model.backbone.named_parameters()})
-        state = self.optimizer.state[self.flat.vector]
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-        if optimizer_state is not None:
-            saved = resized_state(optimizer_state, self.live)["state"]
-            self.flat.set_state(state, {name: saved.get(index, {}) for index, name in self._places().items()})
+        shapes = {name: value.shape for name, value in model.backbone.named_parameters()}
+        state = {} if optimizer_state is None else resized_state(optimizer_state, self.live)["state"]
+        saved = {name: state.get(index, {}) for index, name in self._places().items()}
+        self.update.begin(guard, shapes, saved if state else {})
         self.live.train()
 
     def run(self, examples: Examples, plan: Plan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
         self.total.zero_()
-        self.full_pace, self.factor = plan.pace, math.nan
+        self.update.full_pace, self.update.factor = plan.pace, math.nan
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
             self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
             for batch, factor in zip(plan.order, plan.factors, strict=True):
-                self._set_rate(factor)
+                self.update.set_rate(factor)
                 self._step_on_next(len(batch))
         else:
             batches = zip(examples.batches(plan.order), plan.order, plan.factors, strict=True)
             for (images, labels), batch, factor in batches:
-                self._set_rate(factor)
+                self.update.set_rate(factor)
                 values = (images, labels, plan.uniform[batch])
                 self._step_on_batch(*(value.to(self.device, non_blocking=True) for value in values))
         return self.total
@@ -121,7 +118,7 @@ class Engine:
         """Copy what was learned into the classifier."""
         copy_into(self.inner, self.model.backbone)
         copy_into(self.live.head, self.model.head)
-        self.restore.settle()
+        self.update.restore.settle()
 
     def forget(self) -> None:
         """Keep no image, whatever happened."""
@@ -136,8 +133,8 @@ class Engine:
     def optimizer_state(self) -> dict[str, Any]:
         """Settle, and return the optimizer's state as it is for the classifier itself."""
         self.settle()
-        each = self.flat.state_of_each(self.optimizer.state[self.flat.vector])
-        groups = [{**self._plain_group, "params": list(range(len(trainable(self.live))))}]
+        each = self.update.state_of_each()
+        groups = [{**self.update.settings, "params": list(range(len(trainable(self.live))))}]
         state = {index: each[name] for index, name in self._places().items()}
         return resized_state({"state": state, "param_groups": groups}, self.model)
 
@@ -167,15 +164,8 @@ class Engine:
     def _captured(self, work: Callable[..., None]) -> Callable[..., None]:
         return Captured(work) if self.device.type == "cuda" else work
 
-    def _set_rate(self, factor: float) -> None:
-        if factor == self.factor:
-            return
-        self.factor = factor
-        self.pace.fill_(self.full_pace * factor)
-        set_rate(self.optimizer, self.rate * factor)
-
     def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
-        loss_of, update = self._fast or (self._loss, self._update)
+        loss_of, update = self._fast or (self._loss, self.update)
         loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
         self._go_back(loss)
         update()
@@ -199,15 +189,10 @@ class Engine:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_narrow):
             return live(pixels, labels, self.loss)
 
-    def _update(self) -> None:
-        self.optimizer.step()
-        self.restore(self.pace)
-
     def _try(self, images: Tensor, *, compiled: bool) -> None:
         """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
         if compiled:
-            loss = self._loss if self.narrow is not None else compiled_alone(self._loss)
-            self._fast = loss, compiled_alone(self._update)
+            self._fast = compiled_alone(self._loss), compiled_alone(self.update.__call__)
         try:
             with seeded(self.device, 0):
                 self.live.train()
@@ -217,7 +202,7 @@ class Engine:
                 raise
             log.warning("training goes on without torch.compile: %s", first_line(error))
             self._fast = None
-            make_capturable(self.optimizer, self.device, is_fused=True)
+            self.update.make_capturable(is_fused=True)
             self._try(images, compiled=False)
 
     def _classifier(self, twin: Twin) -> Classifier:

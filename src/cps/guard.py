@@ -56,26 +56,27 @@ class Restorer:
     """Does the same for many weights that lie in one vector, in one operation; what it keeps may change.
 
     `views` are the weights in that vector. One may be larger than what is guarded of it (see padding.py); what lies
-    beyond is zero and stays zero. `choosing` are the names of those that may have scores.
+    beyond is zero and stays zero. `choosing` are the names of those that may have scores. What is kept becomes `value`
+    where it is not `free`, one or zero.
     """
 
     def __init__(self, vector: Tensor, views: Callable[[Tensor], Mapping[str, Tensor]], choosing: Collection[str] = ()):
         self._vector, self._views = vector.detach(), views
-        self._free, self._value = torch.ones_like(self._vector), torch.zeros_like(self._vector)
+        self.free, self.value = torch.ones_like(self._vector), torch.zeros_like(self._vector)
         self._guard: Guard = {}
         self._choices: dict[str, _Choice] = {}
         if choosing:
             assert vector.grad is not None
-            gradient, value = views(vector.grad), views(self._value)
+            gradient, value = views(vector.grad), views(self.value)
             self._choices = {name: _Choice(gradient[name], value[name]) for name in choosing if name in value}
 
     @torch.no_grad()
     def keep(self, guard: Guard, shapes: Mapping[str, torch.Size]) -> None:
         """Keep from now on what this guard says; `shapes` are those of the weights where they are larger here."""
         self._guard = guard
-        self._free.fill_(1.0)
-        self._value.zero_()
-        free, value = self._views(self._free), self._views(self._value)
+        self.free.fill_(1.0)
+        self.value.zero_()
+        free, value = self._views(self.free), self._views(self.value)
         for name in shapes.keys() & free.keys():
             free[name].zero_()
             free[name][tuple(map(slice, shapes[name]))] = 1.0
@@ -91,9 +92,14 @@ class Restorer:
     @torch.no_grad()
     def __call__(self, pace: float | Tensor = 0.0) -> None:
         """Put back what is kept; scores move by a pace."""
+        self.move(pace)
+        self._vector.mul_(self.free).add_(self.value)
+
+    @torch.no_grad()
+    def move(self, pace: float | Tensor) -> None:
+        """Move the scores, and what is kept by them."""
         for choice in self._choices.values():
             choice.move(pace)
-        self._vector.mul_(self._free).add_(self._value)
 
     @torch.no_grad()
     def settle(self) -> None:
