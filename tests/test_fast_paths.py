@@ -180,8 +180,8 @@ for number, channels, size, has_relu, has_shortcut in ways:
         done = normalize(signal, weight, bias, ours, 1e-5, shortcut=shortcut, has_relu=has_relu)
         close(done.result, total)
         close(ours.mean, mean), close(ours.variance, variance), close(ours.batches, torch.tensor(5))
-        how = {"needs_shortcut": has_shortcut, "has_relu": has_relu}
-        found = normalize_backward(gradient, done, signal, weight, **how)
+        how = {"has_shortcut": has_shortcut, "has_relu": has_relu}
+        found = normalize_backward(gradient, done, signal, weight, bias, **how)
     expected = signal.grad, weight.grad, bias.grad, shortcut.grad if has_shortcut else None
     assert (found[3] is not None) == has_shortcut
     for one, other in zip(found, expected):

@@ -96,7 +96,7 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
         weight_gradient_parts(images, out, 3, 1, 1)
         input_gradient(out, weight, 1)
         done = normalize(out, each, each, Running(each, each, count, 0.1), 1e-5, shortcut=None, has_relu=True)
-        normalize_backward(out, done, out, each, needs_shortcut=False, has_relu=True)
+        normalize_backward(out, done, out, each, each, has_shortcut=False, has_relu=True)
 
     whole, other = torch.empty(128, channels, size, size), torch.empty(128, channels, size // 2, size // 2)
     expected = constants(monkeypatch, whole, step)

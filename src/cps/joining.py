@@ -116,22 +116,24 @@ class _Normalize(torch.autograd.Function):
 
         running = Running(*layer.kept())
         done = normalize(signal, weight, bias, running, layer.eps, shortcut=shortcut, has_relu=has_relu)
-        ctx.save_for_backward(done.result if has_relu else signal, done.mean, done.scale, signal, weight)
-        ctx.has_relu = has_relu
+        ctx.has_shortcut, ctx.has_relu = shortcut is not None, has_relu
+        seen = done.result if ctx.has_shortcut and has_relu else signal
+        ctx.save_for_backward(seen, done.mean, done.scale, signal, weight, bias)
         return done.result
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         from cps.norms import Normalized, normalize_backward
 
-        *done, signal, weight = ctx.saved_tensors
+        *done, signal, weight, bias = ctx.saved_tensors
         gradient = gradient.contiguous(memory_format=torch.channels_last)
         of_signal, of_weight, of_bias, of_shortcut = normalize_backward(
             gradient,
             Normalized(*done),
             signal,
             weight,
-            needs_shortcut=ctx.needs_input_grad[1],
+            bias,
+            has_shortcut=ctx.has_shortcut,
             has_relu=ctx.has_relu,
         )
         return of_signal, of_shortcut, of_weight, of_bias, None, None

@@ -25,11 +25,12 @@ def _places(step, steps, channel, known, rows, CHANNELS: tl.constexpr, BLOCK_ROW
 
 
 @triton.jit
-def _slope(gradient, result, place, inside, HAS_RELU: tl.constexpr):
-    """Return the gradient before the ReLU."""
+def _slope(gradient, result, normal, place, inside, HAS_SHORTCUT: tl.constexpr, HAS_RELU: tl.constexpr):
+    """Return the gradient before the ReLU. Without a shortcut, what it saw was the normalised signal."""
     slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
     if HAS_RELU:
-        slope = tl.where(tl.load(result + place, mask=inside, other=0.0) > 0, slope, 0.0)
+        seen = tl.load(result + place, mask=inside, other=0.0) if HAS_SHORTCUT else normal
+        slope = tl.where(seen > 0, slope, 0.0)
     return slope
 
 
@@ -135,6 +136,8 @@ def sums_of_gradient(
     signal,
     mean,
     scale,
+    weight,
+    bias,
     firsts,
     seconds,
     finished,
@@ -143,6 +146,7 @@ def sums_of_gradient(
     rows,
     steps,
     CHANNELS: tl.constexpr,
+    HAS_SHORTCUT: tl.constexpr,
     HAS_RELU: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
@@ -150,15 +154,17 @@ def sums_of_gradient(
 ):
     """Find the gradients of weight and bias."""
     channel, known = _channels(CHANNELS, BLOCK_CHANNELS)
-    middle = tl.load(mean + channel, mask=known, other=0.0)
-    factor = tl.load(scale + channel, mask=known, other=0.0)
+    middle = tl.load(mean + channel, mask=known, other=0.0)[None, :]
+    factor = tl.load(scale + channel, mask=known, other=0.0)[None, :]
+    slant = tl.load(weight + channel, mask=known, other=0.0)[None, :]
+    shift = tl.load(bias + channel, mask=known, other=0.0)[None, :]
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     for step in range(steps):
         place, inside = _places(step, steps, channel, known, rows, CHANNELS, BLOCK_ROWS)
-        slope = _slope(gradient, result, place, inside, HAS_RELU)
-        value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
-        first += slope * (value - middle[None, :]) * factor[None, :]
+        value = (tl.load(signal + place, mask=inside, other=0.0).to(tl.float32) - middle) * factor
+        slope = _slope(gradient, result, value * slant + shift, place, inside, HAS_SHORTCUT, HAS_RELU)
+        first += slope * value
         second += slope
     if _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS):
         tl.store(of_weight + channel, _total(firsts, channel, known, CHANNELS, PARTS), mask=known)
@@ -173,6 +179,7 @@ def gradient_of_signal(
     mean,
     scale,
     weight,
+    bias,
     of_weight,
     of_bias,
     of_signal,
@@ -180,6 +187,7 @@ def gradient_of_signal(
     size,
     share,
     CHANNELS: tl.constexpr,
+    HAS_SHORTCUT: tl.constexpr,
     HAS_RELU: tl.constexpr,
     NEEDS_SHORTCUT: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -187,12 +195,13 @@ def gradient_of_signal(
     """Find the gradients of the signal and of the shortcut; `share` is one over the number of rows."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, channel = place < size, place % CHANNELS
-    slope = _slope(gradient, result, place, inside, HAS_RELU)
-    if NEEDS_SHORTCUT:
-        tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
-    factor = tl.load(scale + channel)
+    factor, slant = tl.load(scale + channel), tl.load(weight + channel)
     value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
     value = (value - tl.load(mean + channel)) * factor
+    normal = value * slant + tl.load(bias + channel)
+    slope = _slope(gradient, result, normal, place, inside, HAS_SHORTCUT, HAS_RELU)
+    if NEEDS_SHORTCUT:
+        tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
     slope -= (tl.load(of_bias + channel) + value * tl.load(of_weight + channel)) * share
-    slope *= tl.load(weight + channel) * factor
+    slope *= slant * factor
     tl.store(of_signal + place, slope.to(of_signal.dtype.element_ty), mask=inside)

@@ -29,7 +29,7 @@ class Running(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """The result (which the way back needs after a ReLU only), and the mean and scale of each channel."""
+    """The result (which the way back needs only after a shortcut and a ReLU), and mean and scale of each channel."""
 
     result: Tensor
     mean: Tensor
@@ -64,26 +64,33 @@ def normalize(
 
 
 def normalize_backward(
-    gradient: Tensor, done: Normalized, signal: Tensor, weight: Tensor, *, needs_shortcut: bool, has_relu: bool
+    gradient: Tensor,
+    done: Normalized,
+    signal: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    has_shortcut: bool,
+    has_relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of signal, weight, bias and, where it is needed, shortcut."""
+    """Return the gradients of signal, weight, bias and shortcut."""
     channels, cut = signal.shape[1], _Cut.of(signal)
     of_weight, of_bias = _empty(2, channels, like=signal)
     firsts, seconds = _empty(2, cut.parts, channels, like=signal)
     launch(
         kernels.sums_of_gradient, (cut.parts, cut.blocks), gradient, done.result, signal, done.mean, done.scale,
-        firsts, seconds, _finished(signal.device), of_weight, of_bias, cut.rows, cut.steps, channels, has_relu,
-        cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
+        weight, bias, firsts, seconds, _finished(signal.device), of_weight, of_bias, cut.rows, cut.steps, channels,
+        has_shortcut, has_relu, cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
     )  # fmt: skip
     of_signal = torch.empty_like(signal)
-    is_new = needs_shortcut and has_relu  # without a ReLU, the shortcut's is the gradient itself
+    is_new = has_shortcut and has_relu  # without a ReLU, the shortcut's is the gradient itself
     of_shortcut = torch.empty_like(signal) if is_new else gradient
     launch(
         kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), gradient, done.result, signal, done.mean,
-        done.scale, weight, of_weight, of_bias, of_signal, of_shortcut, signal.numel(), 1 / cut.rows, channels,
-        has_relu, is_new, BLOCK,
+        done.scale, weight, bias, of_weight, of_bias, of_signal, of_shortcut, signal.numel(), 1 / cut.rows, channels,
+        has_shortcut, has_relu, is_new, BLOCK,
     )  # fmt: skip
-    return of_signal, of_weight, of_bias, of_shortcut if needs_shortcut else None
+    return of_signal, of_weight, of_bias, of_shortcut if has_shortcut else None
 
 
 class _Cut(NamedTuple):
