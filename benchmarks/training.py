@@ -206,8 +206,8 @@ def _compiled_step(case: Case, device: torch.device) -> Callable[[], None]:
 class _Unguarded(Engine):
     """An engine that takes PyTorch's own steps and puts nothing back."""
 
-    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
-        loss = self._loss(images, labels, uniform)
+    def _step(self, pixels: Tensor, labels: Tensor) -> None:
+        loss = self._loss(pixels, labels)
         self._go_back(loss)
         self.update.optimizer.step()
         self.total += loss.detach()

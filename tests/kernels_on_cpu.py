@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import cps
-from cps import convolution, engine, twin
+from cps import convolution, engine
 from cps.backbones import ResNet
 from cps.data import TensorExamples
 from cps.draft import Classifier
@@ -100,7 +100,6 @@ if __name__ == "__main__":
         mock.patch.object(convolution, "runs_narrow", return_value=True),
         mock.patch.object(convolution, "NARROW", torch.float32),
         mock.patch.object(convolution, "aside_of", return_value=AtOnce()),
-        mock.patch.object(twin, "aside_of", return_value=AtOnce()),
         mock.patch.object(engine, "twin_of", joined_twin),
         mock.patch.object(Update, "work_in_one", with_a_rate_in_memory),
     ):

@@ -525,8 +525,9 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
             learner.learn(make_task(first, shape=(3, 8, 8), images=37))
             engines.add(learner._trainer._engine[1])
         (engine,) = engines  # one for all phases and tasks; whole batches and the last
-        assert [len(step._graphs) for step in engine._steps_by_size.values()] == [1, 1]
+        assert [len(step._graphs) for step in engine._steps.values()] == [1] * 4  # before, whole, to the last, the last
         assert not engine._feed._images.any()  # and no image is kept
+        assert not any(pixels.any() for pixels, _ in engine._feed._ready.values())
         return [learner.fingerprint(task) for task in range(2)]
 
     assert run() == run()

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 MOST_HELD = 2**27  # bytes of what is worked on; beyond them the main stream waits
 
@@ -15,9 +18,11 @@ class Aside:
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device)
         self._held: list[Tensor] = []
+        self._is_busy = False
 
-    def start(self, work: Callable[[], Tensor], *reads: Tensor) -> Tensor:
+    def start(self, work: Callable[[], Result], *reads: Tensor) -> Result:
         """Start work that reads these tensors, as soon as the main stream has come so far."""
+        self._is_busy = True
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             result = work()
@@ -27,8 +32,10 @@ class Aside:
         return result
 
     def join(self) -> None:
-        """Let the main stream wait for all that was started."""
-        torch.cuda.current_stream().wait_stream(self._stream)
+        """Let the main stream wait for all that was started; a capture may not wait for what is no part of it."""
+        if self._is_busy:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        self._is_busy = False
         self._held.clear()
 
 

@@ -19,10 +19,11 @@ class Captured:
 
     It returns a list of tensors, or nothing. The first calls for a shape run as they are, which counts as work done,
     not as a trial. Where capturing is impossible, the function goes on running as it is, and the log says why.
+    Functions that return nothing and run one after the other may share the memory of a `pool`.
     """
 
-    def __init__(self, work: Callable[..., list[Tensor] | None]):
-        self._work = work
+    def __init__(self, work: Callable[..., list[Tensor] | None], pool: Any = None):
+        self._work, self._pool = work, pool
         self._calls: dict[tuple[torch.Size, ...], int] = {}
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
         self._impossible = False
@@ -56,7 +57,7 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._pool):
                 outputs = self._work(*places)
         except RuntimeError as error:
             self._impossible = True

@@ -1,9 +1,10 @@
 """The engine: the training step at a GPU's speed.
 
-It trains a twin of the classifier, channels last. The whole step (augmentation, forward, backward, optimizer, guard)
-is captured as a CUDA graph. What follows a convolution and the update are kernels of our own where the backbone allows;
-else torch.compile joins them if training is long. The twin, the graph and the kernels stay for the next phase and task,
-which only copy their tensors in. Only kernels that always give the same bits are used.
+It trains a twin of the classifier, channels last. The whole step (forward, backward, optimizer, guard, and beside them
+the augmentation of the next batch) is captured as a CUDA graph. What follows a convolution and the update are kernels
+of our own where the backbone allows; else torch.compile joins them if training is long. The twin, the graph and the
+kernels stay for the next phase and task, which only copy their tensors in. Only kernels that always give the same bits
+are used.
 """
 
 import copy
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cps.aside import aside_of
 from cps.capture import Captured, compiled_alone, first_line
 from cps.data import Examples, TensorExamples
 from cps.draft import Classifier
@@ -56,9 +58,7 @@ class Engine:
         of weights whose guards may have scores.
         """
         self.show, self.loss, self.is_narrow = show, training.loss, is_narrow
-        self.batch_size = training.batch_size
-        self.device = next(model.parameters()).device
-        self.model = model
+        self.model, self.device = model, next(model.parameters()).device
         self.narrow: Narrow | None = None
         pixels = show.prepare(images[:2])
         twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
@@ -79,8 +79,9 @@ class Engine:
         self._try(images, compiled=compiled)
         if twin.is_joined:
             self.update.work_in_one()
-        self._step_on_batch = self._captured(self._step)
-        self._steps_by_size: dict[int, Callable[[], None]] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+        self._step_on_batch = self._captured(lambda *batch: self._step(*show(*batch)))
+        self._steps: dict[tuple[int, int], Callable[[], None]] = {}  # by the sizes of a batch and the following one
         self._feed: Feed | None = None
         self._loaded: TensorExamples | None = None
 
@@ -103,9 +104,11 @@ class Engine:
         self.update.full_pace, self.update.factor = plan.pace, math.nan
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
             self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
-            for batch, factor in zip(plan.order, plan.factors, strict=True):
+            sizes = [len(batch) for batch in plan.order]
+            self._step_on_next(0, sizes[0])
+            for size, following, factor in zip(sizes, [*sizes[1:], 0], plan.factors, strict=True):
                 self.update.set_rate(factor)
-                self._step_on_next(len(batch))
+                self._step_on_next(size, following)
         else:
             batches = zip(examples.batches(plan.order), plan.order, plan.factors, strict=True)
             for (images, labels), batch, factor in batches:
@@ -123,8 +126,7 @@ class Engine:
     def forget(self) -> None:
         """Keep no image, whatever happened."""
         self._loaded = None
-        if self.narrow is not None:
-            self.narrow.wait()
+        self._wait()
         if self._feed is not None:
             self._feed.forget()
         if isinstance(self._step_on_batch, Captured):
@@ -142,31 +144,44 @@ class Engine:
         """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
         if self._feed is None or not self._feed.fits(examples):
             self._feed = None  # its memory, before that of the next
-            self._feed = Feed(examples, self.show.draws)
-            self._steps_by_size.clear()
+            self._feed = Feed(examples, self.show, self.show.draws)
+            self._steps.clear()
         if self._loaded is not examples:
             self._feed.load(examples)
             self._loaded = examples
         return self._feed
 
-    def _step_on_next(self, size: int) -> None:
-        """Take a step on the next examples of the feed, read as part of the step."""
-        if size not in self._steps_by_size:
+    def _step_on_next(self, size: int, following: int) -> None:
+        """Take a step on the examples that are ready, if there are any, and get the following ones ready beside it."""
+        if (size, following) not in self._steps:
             feed = self._feed
             assert feed is not None
 
             def step() -> None:
-                self._step(*feed.read(size))
+                coming = self._beside(lambda: feed.read(following)) if following else None
+                if size:
+                    self._step(*feed.ready(size))
+                if coming is not None:
+                    self._wait()
+                    feed.keep(following, coming)
 
-            self._steps_by_size[size] = self._captured(step)
-        self._steps_by_size[size]()
+            self._steps[size, following] = self._captured(step)
+        self._steps[size, following]()
+
+    def _beside(self, work: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        return aside_of(self.device).start(work) if self.device.type == "cuda" else work()
+
+    def _wait(self) -> None:
+        """Wait for what is done beside."""
+        if self.device.type == "cuda":
+            aside_of(self.device).join()
 
     def _captured(self, work: Callable[..., None]) -> Callable[..., None]:
-        return Captured(work) if self.device.type == "cuda" else work
+        return Captured(work, self._pool) if self.device.type == "cuda" else work
 
-    def _step(self, images: Tensor, labels: Tensor, uniform: Tensor) -> None:
+    def _step(self, pixels: Tensor, labels: Tensor) -> None:
         loss_of, update = self._fast or (self._loss, self.update)
-        loss = (loss_of if len(images) == self.batch_size else self._loss)(images, labels, uniform)
+        loss = (loss_of if len(pixels) == self._usual else self._loss)(pixels, labels)
         self._go_back(loss)
         update()
         self.total += loss.detach()
@@ -175,28 +190,28 @@ class Engine:
         """Find the gradients of all that moves."""
         self.flat.clear()  # a step before may have failed half-way
         loss.backward()
-        if self.narrow is not None:
-            self.narrow.wait()
+        self._wait()
         self.flat.gather()
 
-    def _loss(self, *batch: Tensor) -> Tensor:
+    def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
         if self.narrow is not None:
             self.narrow.refresh()
-        return self._loss_by(self.live, self.is_narrow, *batch)
+        return self._loss_by(self.live, self.is_narrow, pixels, labels)
 
-    def _loss_by(self, live: Classifier, is_narrow: bool, *batch: Tensor) -> Tensor:
-        pixels, labels = self.show(*batch)
+    def _loss_by(self, live: Classifier, is_narrow: bool, pixels: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_narrow):
             return live(pixels, labels, self.loss)
 
     def _try(self, images: Tensor, *, compiled: bool) -> None:
         """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
+        pixels, labels = self._trial(images)
+        self._usual = len(pixels)  # what is compiled is for so many
         if compiled:
             self._fast = compiled_alone(self._loss), compiled_alone(self.update.__call__)
         try:
             with seeded(self.device, 0):
                 self.live.train()
-                self._step(*self._trial(images))
+                self._step(pixels, labels)
         except Exception as error:  # whatever compiling a module may end in
             if not compiled:
                 raise
@@ -229,11 +244,11 @@ class Engine:
         live.zero_grad(set_to_none=True)
         return found
 
-    def _trial(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return images with labels and random numbers to try a step on, of all classes: one alone teaches nothing."""
+    def _trial(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels to try a step on, of all classes: one alone teaches nothing."""
         classes = self.live.head.out_features // self.show.views.turns
         labels = torch.arange(len(images), device=self.device) % classes
-        return images, labels, torch.zeros(len(images), self.show.draws, device=self.device)
+        return self.show(images, labels, torch.zeros(len(images), self.show.draws, device=self.device))
 
     def _places(self) -> dict[int, str]:
         """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""

@@ -1,15 +1,17 @@
-"""The feed: a task's images on the device, and the order in which an epoch reads them.
+"""The feed: a task's images on the device, the order in which an epoch reads them, and what is ready for the next step.
 
-Reading the next batch needs no word from the CPU, so it can be part of a captured step.
+Reading a batch needs no word from the CPU, so it can be part of a captured step, beside the work on the one before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from cps.data import TensorExamples
+
+Show = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # images, labels, random numbers -> pixels, labels
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,20 @@ class Plan:
 
 
 class Feed:
-    """Examples in memory that stays where it is when others of the same shape take their place."""
+    """Examples in memory that stays where it is when others of the same shape take their place.
 
-    def __init__(self, examples: TensorExamples, draws: int):
+    `show` makes of them what a classifier sees, by so many random `draws` for each.
+    """
+
+    def __init__(self, examples: TensorExamples, show: Show, draws: int):
         device = examples.images.device
         self._images, self._targets = torch.empty_like(examples.images), torch.empty_like(examples.targets)
         self._order = torch.zeros(len(examples), dtype=torch.long, device=device)
         self._uniform = torch.zeros(len(examples), draws, device=device)
         self._next = torch.zeros(1, dtype=torch.long, device=device)
         self._span = torch.arange(len(examples), device=device)
+        self._show = show
+        self._ready: dict[int, tuple[Tensor, Tensor]] = {}  # by how many examples they are
 
     def fits(self, examples: TensorExamples) -> bool:
         """Say whether these examples can take the place of the ones before."""
@@ -54,13 +61,27 @@ class Feed:
         self._uniform.copy_(uniform)
         self._next.zero_()
 
-    def read(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the images, labels and random numbers of the next examples."""
+    def read(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels of the next examples."""
         indices = self._order[self._next + self._span[:size]]
         self._next += size
-        return self._images[indices], self._targets[indices], self._uniform[indices]
+        return self._show(self._images[indices], self._targets[indices], self._uniform[indices])
+
+    def keep(self, size: int, shown: tuple[Tensor, Tensor]) -> None:
+        """Keep so many examples ready, in memory that stays where it is."""
+        if size not in self._ready:
+            self._ready[size] = shown[0].clone(), shown[1].clone()
+        for place, value in zip(self._ready[size], shown, strict=True):
+            place.copy_(value)
+
+    def ready(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels of as many examples as were kept ready."""
+        return self._ready[size]
 
     def forget(self) -> None:
         """Keep no image."""
         self._images.zero_()
         self._targets.zero_()
+        for pixels, labels in self._ready.values():
+            pixels.zero_()
+            labels.zero_()

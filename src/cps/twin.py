@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from cps import convolution
-from cps.aside import aside_of
 from cps.convolution import Convolution, quicken
 from cps.flat import Flat
 from cps.joining import joined
@@ -75,7 +74,3 @@ class Narrow:
     def refresh(self) -> None:
         """Cast the weights as they are now."""
         self._narrow.copy_(self._wide)
-
-    def wait(self) -> None:
-        """Wait for the gradients, which are computed aside."""
-        aside_of(self._wide.device).join()
