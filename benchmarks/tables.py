@@ -99,6 +99,25 @@ def load_table() -> str:
     return "\n".join([_markdown(head, rows), "", note])
 
 
+def requests_sentence() -> str:
+    """Return what came of the requests made to break a server."""
+    run = read("fuzz-server")
+    return (
+        f"{run['requests']:,} requests in {run['minutes']:.0f} minutes, {run['passed']:,} passed; schemathesis "
+        f"{run['versions']['schemathesis']}, seed {run['seed']}; {run['device']}, torch {run['versions']['torch']}."
+    )
+
+
+def inbox_sentence() -> str:
+    """Return how fast a folder of images is predicted."""
+    run = read("inbox-cpu")
+    return (
+        f"Measured: {run['images']:,} files one by one, {run['per_minute']:,.0f} in a minute, "
+        f"{run['core_ms_per_image']:.0f} ms of a core each, after {run['start_seconds']:.0f} seconds to start "
+        f"({run['model']}; {run['device']}, torch {run['versions']['torch']})."
+    )
+
+
 def streams_table() -> str:
     """Return the accuracy on images in a row, by how often their task changes."""
     run = read("streams")
@@ -181,7 +200,8 @@ TABLES = {
     },
     "docs/one-image.md": {"choice": choice_table, "streams": streams_table, "strangers": strangers_table},
     "docs/method.md": {"crowding": crowding_table},
-    "docs/reliability.md": {"model-files": model_files_table, "load": load_table},
+    "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
+    "docs/folders.md": {"inbox": inbox_sentence},
 }
 
 

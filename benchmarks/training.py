@@ -34,7 +34,7 @@ Rows = list[dict[str, Any]]
 PAPER = (21, 42, 85, 170)  # the widths of the paper's ResNet-18(1/3)
 ROUND = (24, 48, 88, 176)  # the same in multiples of eight
 FULL = (64, 128, 256, 512)
-BATCH = 128
+BATCH, STEPS = 128, 8  # steps of an epoch on a GPU
 CIFAR = cps.Chain((cps.PadCrop(4), cps.Flip()))
 PREPARE = Prepare(Normalize((0.5, 0.5, 0.5), (0.2, 0.2, 0.2)))
 
@@ -70,27 +70,28 @@ def _engine_steps(fabric: "Fabric") -> Rows:
     device = fabric.device
     third, full = resnet(PAPER), resnet(FULL)
     large = Case(large_resnet18, 512, 224, cps.Chain((cps.ResizedCrop(), cps.Flip())))
-    ours, plain = _engine_step(third, device), _plain_bf16_step(third, device)
+    ours, plain = _engine_epoch(third, device), _plain_bf16_epoch(third, device)
 
     def line(what: str, first: Callable[[], object], second: Callable[[], object], limit: float | None = None):
-        return row(what, *compare(first, second, device, pairs=100), limit)
+        ours, baseline, ratio = compare(first, second, device, pairs=25)
+        return row(what, ours / STEPS, baseline / STEPS, ratio, limit)
 
     rows = [
         line("step, ResNet-18(1/3), against plain PyTorch in bf16", ours, plain),
-        line("the same, by our own kernels, against torch.compile's", ours, _compiled_step(third, device)),
+        line("the same, by our own kernels, against torch.compile's", ours, _compiled_epoch(third, device)),
         line(
-            "step, ResNet-18(1/3), against the same without a guard",
+            "step, ResNet-18(1/3), against the same with PyTorch's optimizer and no guard",
             ours,
-            _engine_step(third, device, is_guarded=False),
+            _engine_epoch(third, device, is_guarded=False),
             1.05,
         ),
-        line("step, widths 21/42/85/170, against 24/48/88/176", ours, _engine_step(resnet(ROUND), device), 1.05),
+        line("step, widths 21/42/85/170, against 24/48/88/176", ours, _engine_epoch(resnet(ROUND), device), 1.05),
     ]
     for name, case in (("ResNet-18", full), ("ResNet-18 at 224 x 224", large)):
-        ours, plain = _engine_step(case, device), _plain_bf16_step(case, device)
+        ours, plain = _engine_epoch(case, device), _plain_bf16_epoch(case, device)
         rows += [
             line(f"step, {name}, against plain PyTorch in bf16", ours, plain),
-            line("the same, by our own kernels, against torch.compile's", ours, _compiled_step(case, device)),
+            line("the same, by our own kernels, against torch.compile's", ours, _compiled_epoch(case, device)),
         ]
     return rows
 
@@ -158,26 +159,29 @@ def half_taken_draft(backbone: nn.Module, features: int, device: torch.device, c
     return draft
 
 
-def _plain_bf16_step(case: Case, device: torch.device) -> Callable[[], None]:
-    """Return the step that a careful user of PyTorch writes: bf16, channels last, a fused optimizer."""
+def _plain_bf16_epoch(case: Case, device: torch.device) -> Callable[[], None]:
+    """Return the steps that a careful user of PyTorch writes: bf16, channels last, a fused optimizer."""
     model = Classifier(case.backbone(), nn.Linear(case.features, 10)).to(device)
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4, fused=True)
     some, uniform = _examples(case, device)
-    uniform = uniform.to(device)
+    batches = list(
+        zip(some.images.split(BATCH), some.targets.split(BATCH), uniform.to(device).split(BATCH), strict=True)
+    )
 
-    def step() -> None:
-        pixels = PREPARE(case.augment(some.images, uniform))
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = F.cross_entropy(model(pixels), some.targets)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def epoch() -> None:
+        for images, labels, draws in batches:
+            pixels = PREPARE(case.augment(images, draws))
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = F.cross_entropy(model(pixels), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    return step
+    return epoch
 
 
-def _engine_step(
+def _engine_epoch(
     case: Case, device: torch.device, *, is_guarded: bool = True, is_long: bool = False
 ) -> Callable[[], None]:
     draft = half_taken_draft(case.backbone(), case.features, device)
@@ -186,21 +190,28 @@ def _engine_step(
     with same_bits():
         training = cps.Training(1, cps.Adam())
         engine = kind(
-            draft.model, some.images, training, Presentation(PREPARE, case.augment), is_narrow=True, is_long=is_long
+            draft.model,
+            some.images[:BATCH],
+            training,
+            Presentation(PREPARE, case.augment),
+            is_narrow=True,
+            is_long=is_long,
         )
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
 
-    def step() -> None:
+    plan = Plan(torch.arange(BATCH * STEPS).split(BATCH), uniform, [1.0] * STEPS, [1.0] * STEPS)
+
+    def epoch() -> None:
         with same_bits():
-            engine.run(some, Plan([torch.arange(BATCH)], uniform, [1.0], [1.0]))
+            engine.run(some, plan)
 
-    return step
+    return epoch
 
 
-def _compiled_step(case: Case, device: torch.device) -> Callable[[], None]:
-    """Return the step as it is for a backbone whose norm layers cannot be joined to what follows them."""
+def _compiled_epoch(case: Case, device: torch.device) -> Callable[[], None]:
+    """Return the steps as they are for a backbone whose norm layers cannot be joined to what follows them."""
     with mock.patch("cps.twin.joined", return_value=None):
-        return _engine_step(case, device, is_long=True)
+        return _engine_epoch(case, device, is_long=True)
 
 
 class _Unguarded(Engine):
@@ -214,10 +225,11 @@ class _Unguarded(Engine):
 
 
 def _examples(case: Case, device: torch.device) -> tuple[TensorExamples, Tensor]:
-    """Return a batch of images as bytes on the device, and the random numbers that augment them."""
-    images = torch.randint(0, 256, (BATCH, 3, case.size, case.size), dtype=torch.uint8, device=device)
-    labels = torch.randint(0, 10, (BATCH,), device=device)
-    return TensorExamples(images, labels), torch.rand(BATCH, case.augment.draws)
+    """Return the images of an epoch as bytes on the device, and the random numbers that augment them."""
+    number = BATCH * STEPS
+    images = torch.randint(0, 256, (number, 3, case.size, case.size), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, 10, (number,), device=device)
+    return TensorExamples(images, labels), torch.rand(number, case.augment.draws)
 
 
 def _peak_memory(kind: str, device: torch.device) -> float:

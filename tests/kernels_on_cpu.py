@@ -1,6 +1,6 @@
 """An engine with all of our own kernels, run by Triton's interpreter on the CPU in 32 bits, against plain steps.
 
-Started by a test with TRITON_INTERPRET=1. Only what asks for a GPU is replaced: the two streams, and the gates.
+Started by a test with TRITON_INTERPRET=1. Only what asks for a GPU is replaced: the gates, and where the rate is.
 """
 
 import copy
@@ -23,19 +23,13 @@ from cps.presentation import Presentation
 from cps.twin import Twin
 from cps.update import Update
 
-OPTIMIZERS = (cps.SGD(0.05, weight_decay=1e-2), cps.Adam(1e-2, weight_decay=1e-2), cps.AdamW(1e-2, weight_decay=0.1))
+OPTIMIZERS = (
+    cps.SGD(0.05, weight_decay=1e-2),
+    cps.Adam(1e-2, weight_decay=1e-2),
+    cps.AdamW(1e-2, weight_decay=0.1),
+)
 FACTORS = (1.0, 0.5, 0.25)
 ORDER = (torch.arange(4), torch.arange(4, 8), torch.arange(8, 10))
-
-
-class AtOnce:
-    """Work aside that is done at once."""
-
-    def start(self, work, *reads):
-        return work()
-
-    def join(self):
-        """Nothing is left to wait for."""
 
 
 def joined_twin(backbone, pixels, **_):
@@ -99,7 +93,6 @@ if __name__ == "__main__":
     with (
         mock.patch.object(convolution, "runs_narrow", return_value=True),
         mock.patch.object(convolution, "NARROW", torch.float32),
-        mock.patch.object(convolution, "aside_of", return_value=AtOnce()),
         mock.patch.object(engine, "twin_of", joined_twin),
         mock.patch.object(Update, "work_in_one", with_a_rate_in_memory),
     ):

@@ -327,14 +327,43 @@ def test_an_update_in_one_kernel_is_that_of_pytorch(optimizer):
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
 
-def test_an_optimizer_that_is_not_known_takes_its_own_steps():
+UNKNOWN = {
+    "nesterov": lambda values: torch.optim.SGD(values, 0.1, 0.9, nesterov=True),
+    "no momentum": lambda values: torch.optim.SGD(values, 0.1),
+    "amsgrad": lambda values: torch.optim.Adam(values, amsgrad=True),
+    "a beta of zero": lambda values: torch.optim.Adam(values, betas=(0.0, 0.99)),
+    "another kind": torch.optim.RMSprop,
+}
+
+
+@pytest.mark.parametrize("optimizer", UNKNOWN.values(), ids=UNKNOWN)
+def test_an_optimizer_that_is_not_known_takes_its_own_steps(optimizer):
     pytest.importorskip("triton")
     flat = Flat({"a": nn.Parameter(torch.ones(8))})
-    for make in (lambda values: torch.optim.SGD(values, 0.1, 0.9, nesterov=True), torch.optim.RMSprop):
-        update = Update(flat, make, flat.views, ())
-        update()
+    update = Update(flat, optimizer, flat.views, ())
+    update()
+    update.work_in_one()
+    assert update._in_one is None
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_an_update_in_one_kernel_that_does_something_else_is_refused(monkeypatch, factor):
+    kernels = pytest.importorskip("cps.update_kernels")
+    flat = Flat({"a": nn.Parameter(torch.ones(8))})
+    update = Update(flat, cps.SGD(0.1), flat.views, ())
+    flat.vector.grad.fill_(1.0)
+    update()
+
+    def other(optimizer, vector, free, value):
+        def step():
+            optimizer.param_groups[0]["lr"] = 0.1 * factor
+            optimizer.step()
+
+        return step
+
+    monkeypatch.setattr(kernels, "own_update", other)
+    with pytest.raises(RuntimeError, match="in the update") if factor != 1 else nullcontext():
         update.work_in_one()
-        assert update._in_one is None
 
 
 @needs_gpu
@@ -528,6 +557,11 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
         assert [len(step._graphs) for step in engine._steps.values()] == [1] * 4  # before, whole, to the last, the last
         assert not engine._feed._images.any()  # and no image is kept
         assert not any(pixels.any() for pixels, _ in engine._feed._ready.values())
+        learner.learn(
+            make_task(20, shape=(3, 8, 8), images=29)
+        )  # other steps are captured for another number of images
+        assert learner._trainer._engine[1] is engine
+        assert [len(step._graphs) for step in engine._steps.values()] == [1] * 4
         return [learner.fingerprint(task) for task in range(2)]
 
     assert run() == run()

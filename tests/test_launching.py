@@ -1,5 +1,7 @@
 """Kernels are compiled side by side before they start, and serve batches of every size."""
 
+from contextvars import ContextVar
+
 import pytest
 import torch
 
@@ -62,6 +64,28 @@ def test_after_an_error_kernels_start_again(kernel):
     launch(kernel, (1,), 1)
     assert len(kernel.started) == 1
     assert not kernel.compiled
+
+
+def test_what_a_failed_compilation_leaves_in_its_context_stays_there(kernel, monkeypatch):
+    """A Triton of torch 2.11 stays in its mode then, and no kernel could start any more."""
+    import triton
+
+    mode = ContextVar("mode", default=None)
+
+    class Together:
+        def __init__(self, threads):
+            mode.set(threads)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(triton, "AsyncCompileMode", Together, raising=False)
+    with pytest.raises(RuntimeError, match="no compiler"), compiled_together():
+        launch(kernel, (1,), 1)
+    assert mode.get() is None
 
 
 def constants(monkeypatch, images, step):

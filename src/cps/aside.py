@@ -39,7 +39,18 @@ class Aside:
         self._held.clear()
 
 
+class AtOnce:
+    """Where there are no streams, work is done at once."""
+
+    def start(self, work: Callable[[], Result], *reads: Tensor) -> Result:
+        """Do the work."""
+        return work()
+
+    def join(self) -> None:
+        """Nothing is left to wait for."""
+
+
 @lru_cache
-def aside_of(device: torch.device) -> Aside:
-    """Return the second stream of a GPU."""
-    return Aside(device)
+def aside_of(device: torch.device) -> Aside | AtOnce:
+    """Return the second stream of a GPU, or what stands for it on other devices."""
+    return Aside(device) if device.type == "cuda" else AtOnce()

@@ -47,20 +47,23 @@ class Captured:
         """Run on a stream of its own, as a capture asks of the calls before it."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            outputs = self._work(*inputs)
-        torch.cuda.current_stream().wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                outputs = self._work(*inputs)
+        finally:
+            torch.cuda.current_stream().wait_stream(stream)
         return None if outputs is None else [value.clone() for value in outputs]
 
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
         places = tuple(value.clone() for value in inputs)
-        graph = torch.cuda.CUDAGraph()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 outputs = self._work(*places)
         except RuntimeError as error:
             self._impossible = True
+            torch.cuda.set_stream(stream)  # a capture that fails may leave its own
             log.warning("work goes on without a CUDA graph: %s", first_line(error))
             torch.cuda.synchronize()
             return

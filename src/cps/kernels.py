@@ -20,7 +20,7 @@ from cps.launching import TYPICAL, launch
 BLOCK_PIXELS = 64  # of the weight's gradient
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["pixels", "steps"])
 def _weight_gradient(
     images,
     gradient,
@@ -105,7 +105,7 @@ def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride:
     return parts.permute(0, 1, 4, 2, 3)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pixels"])
 def _convolve(
     images,
     weight,

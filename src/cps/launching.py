@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,8 @@ def compiled_together() -> Iterator[None]:
         yield
     finally:
         found = _waiting.pop()
-    if found:
-        _compile(list(found.values()))
+    if found:  # in a context of its own: after an error, Triton may stay in the mode it was put into
+        copy_context().run(_compile, list(found.values()))
 
 
 def _compile(kernels: list[Callable[[], object]]) -> None:

@@ -55,7 +55,7 @@ def _total(sums, channel, known, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
     return tl.sum(tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0), axis=0)
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["rows", "steps"])
 def moments(
     signal,
     firsts,
@@ -129,7 +129,7 @@ def apply(
     tl.store(result + place, value.to(result.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["steps"])
+@triton.jit(do_not_specialize=["rows", "steps"])
 def sums_of_gradient(
     gradient,
     result,

@@ -4,6 +4,7 @@ The order of the examples, the augmentation and dropout of an epoch depend only 
 so a run that resumes at an epoch's end goes on as if it had never stopped.
 """
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -163,7 +164,8 @@ class Trainer:
         choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
         key = (*shape_of(model, examples.images, training), show, is_long, choosing)
         if self._engine is None or self._engine[0] != key:
-            self._engine = None  # its memory, before that of the next
+            self._engine = None
+            gc.collect()  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
             how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}

@@ -1,6 +1,7 @@
 """The update: an optimizer moves a vector of parameters, and a guard puts back what is kept."""
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -48,10 +49,25 @@ class Update:
         self._group |= {"capturable": True} if "capturable" in self._group else {}
 
     def work_in_one(self) -> None:
-        """Do it all in one kernel from now on, if the optimizer, which has done a step, is one of those known."""
+        """Do it all in one kernel from now on, if the optimizer, which has done a step, is one of those known.
+
+        It is tried first, and must do what the optimizer does. What is there now does not matter: `begin` follows.
+        """
         from cps.update_kernels import own_update  # Triton is there only where GPUs are
 
-        self._in_one = own_update(self.optimizer, self.flat.vector, self.restore.free, self.restore.value)
+        own = own_update(self.optimizer, self.flat.vector, self.restore.free, self.restore.value)
+        if own is None:
+            return
+        state = self.optimizer.state[self.flat.vector].values()
+        moved = [self.flat.vector.detach(), *(value for value in state if isinstance(value, Tensor))]
+        before = [value.clone() for value in moved]
+        self()
+        expected = [value.clone() for value in moved]
+        torch._foreach_copy_(moved, before)  # pyright: ignore[reportPrivateImportUsage]
+        self._in_one = own
+        self()
+        if not all(map(torch.allclose, moved, expected, repeat(1e-3), repeat(1e-6))):
+            raise RuntimeError("our own kernels do not agree with PyTorch's (in the update)")
 
     def begin(self, guard: Guard, shapes: Mapping[str, torch.Size], saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what a guard says, and start with a fresh optimizer, or the state of each parameter that is saved."""

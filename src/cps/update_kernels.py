@@ -55,8 +55,9 @@ def _adam(
     step,
     rate,
     size,
-    beta1,
+    new1,
     beta2,
+    new2,
     log_beta1,
     log_beta2,
     epsilon,
@@ -64,7 +65,7 @@ def _adam(
     IS_APART: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Do a step of Adam, or of AdamW, whose decay is apart from the gradient."""
+    """Do a step of Adam, or of AdamW, whose decay is apart from the gradient; `new1` and `new2` are 1 - beta."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, pace, steps = place < size, tl.load(rate), tl.load(step).to(tl.float64)
     now, slope = _load(vector, gradient, place, inside)
@@ -73,8 +74,8 @@ def _adam(
     else:
         slope += decay * now
     mean = tl.load(first + place, mask=inside, other=0.0)
-    mean += (1 - beta1) * (slope - mean)
-    square = beta2 * tl.load(second + place, mask=inside, other=0.0) + (1 - beta2) * slope * slope
+    mean += new1 * (slope - mean)
+    square = beta2 * tl.load(second + place, mask=inside, other=0.0) + new2 * slope * slope
     tl.store(first + place, mean, mask=inside)
     tl.store(second + place, square, mask=inside)
     share1 = (1 - tl.exp(steps * log_beta1)).to(tl.float32)  # of the mean that is not of its first value, zero
@@ -96,8 +97,8 @@ def own_update(
     kind = type(optimizer)
     if kind is torch.optim.SGD and group["momentum"]:
         return partial(_sgd_step, group, optimizer.state[vector], vector, free, value)
-    if kind in (torch.optim.Adam, torch.optim.AdamW):
-        is_apart = kind is torch.optim.AdamW
+    if kind in (torch.optim.Adam, torch.optim.AdamW) and all(isinstance(b, float) and b for b in group["betas"]):
+        is_apart = kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
         return partial(_adam_step, group, optimizer.state[vector], is_apart, vector, free, value)
     return None
 
@@ -116,7 +117,7 @@ def _adam_step(
     beta1, beta2 = group["betas"]
     launch(
         _adam, _grid(vector), vector, vector.grad, free, value, state["exp_avg"], state["exp_avg_sq"], state["step"],
-        group["lr"], vector.numel(), beta1, beta2, math.log(beta1), math.log(beta2), group["eps"],
+        group["lr"], vector.numel(), 1 - beta1, beta2, 1 - beta2, math.log(beta1), math.log(beta2), group["eps"],
         group["weight_decay"], is_apart, BLOCK,
     )  # fmt: skip
 
