@@ -245,3 +245,49 @@ def test_a_pruner_that_forgets_a_layer_is_refused(make_learner):
 
     with pytest.raises(ValueError, match="every weight"):
         make_learner(pruner=Forgetful()).learn(make_task(0))
+
+
+@pytest.mark.parametrize("kind", [torch.int16, torch.int32, torch.int64])
+def test_pictures_of_integers_other_than_bytes_are_refused_since_their_scale_is_unknown(make_learner, kind):
+    task = make_task(0)
+    learner = make_learner()
+    with pytest.raises(ValueError, match="bytes .* or floats, got int"):
+        learner.learn(cps.Task([0, 1], train=(task.train[0].to(kind), task.train[1])))
+    learner.learn(task)
+    with pytest.raises(ValueError, match="bytes .* or floats, got int"):
+        learner.predict(task.train[0].to(kind))
+
+
+def test_a_task_is_asked_for_by_its_number(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(0))
+    with pytest.raises(TypeError, match="a task is a number, counted from 0, got 'cat'"):
+        learner.predict(make_task(0).train[0], task="cat")
+
+
+def test_parts_of_another_form_are_refused_in_words(make_learner):
+    with pytest.raises(TypeError, match="a loss is a function of features, logits and labels"):
+        cps.Training(1, loss=nn.CrossEntropyLoss())
+    cps.Training(1, loss=lambda features, logits, labels: logits.sum())
+    with pytest.raises(TypeError, match="an augmentation is a function .* `draws`"):
+        make_learner(augment=lambda images, uniform: images).learn(make_task(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*layers without masks")
+def test_a_module_that_fails_on_noise_is_no_alarm(make_learner, capsys):
+    """Images to try a small network on are noise, which an embedding does not know."""
+
+    class Tokens(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = nn.Embedding(50, 16), nn.Linear(16, 8)
+
+        def forward(self, tokens):
+            return self.layer(self.table(tokens.long()).mean(1)).relu()
+
+    tokens = torch.randint(0, 50, (24, 6), generator=torch.Generator().manual_seed(0)).float()
+    learner = make_learner(Tokens())
+    found = learner.learn(cps.Task([0, 1], train=(tokens, [0, 1] * 12)))
+    assert len(learner.predict(tokens).classes) == 24
+    assert "Traceback" not in capsys.readouterr().err
+    assert len(repr(found)) < 200

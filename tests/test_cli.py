@@ -1,13 +1,16 @@
 """The command line: the demo, its files, its page and its errors."""
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
+from cps import terminal
 from cps.cli import app
 
 runner = CliRunner()
@@ -111,11 +114,45 @@ def test_the_page_opens_in_a_browser(demo, tmp_path):
 
 
 def test_report_makes_one_page_of_several_runs(demo, tmp_path):
-    done = runner.invoke(
-        app, ["report", str(demo[0]), str(demo[0] / "results.json"), "--out", str(tmp_path / "both.html")]
-    )
+    page, other = tmp_path / "page.html", tmp_path / "other.json"
+    other.write_text(json.dumps(json.loads((demo[0] / "results.json").read_text()) | {"seed": 5}))
+    done = runner.invoke(app, ["report", str(demo[0]), str(other), "--out", str(page)])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "both.html").read_text().count("<h1>") == 3  # one of them about both
+    assert page.read_text().count("<h1>") == 3  # one of them about both
+    done = runner.invoke(app, ["report", str(demo[0]), str(demo[0] / "results.json"), "--out", str(page)])
+    assert "given more than once" in done.output
+    assert page.read_text().count("<h1>") == 1
+
+
+def test_a_trial_of_few_tasks_and_epochs_says_so(tmp_path):
+    command = ["bench", "digits", "--tasks", "2", "--epochs-scale", "0.05", "--no-bounds", "--group-sizes", "1"]
+    done = runner.invoke(app, [*command, "--accelerator", "cpu", "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["classes_per_task"] == [2, 2]
+    assert (results["epochs"], results["rounds"], results["precision"]) == ([1, 1], 2, "32-true")
+    page = (tmp_path / "report.html").read_text()
+    assert "1 + 2 x 1 epochs, 32-true" in page
+    assert "The same for groups" not in page  # there is one group size
+    done = runner.invoke(app, [*command, "--accelerator", "cpu", "--out", str(tmp_path), "--tasks", "3"])
+    assert "holds another run (tasks 2)" in done.output
+
+
+def test_without_a_terminal_progress_is_lines(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    said = io.StringIO()
+    lines = terminal.Lines(Console(file=said))
+    for second in range(0, 200, 10):
+        now[0] = float(second)
+        lines.show("task 1 of 2, training", second // 10, 20, "loss 0.5")
+    lines.show("a moment", 1, 1, "")
+    lines.end()
+    assert said.getvalue().splitlines() == [
+        "task 1 of 2, training: 7 of 20, loss 0.5, 70 s",
+        "task 1 of 2, training: 14 of 20, loss 0.5, 140 s",
+        "task 1 of 2, training: 19 of 20, loss 0.5, 190 s",
+    ]
 
 
 def test_the_recipes_are_listed():

@@ -29,6 +29,18 @@ def test_runs_of_a_recipe_become_one_row_with_mean_and_standard_deviation():
     assert rows[3] == ["other", "MaxOutput", "1", "40.0", "70.0"]
 
 
+def test_runs_that_were_trained_otherwise_are_no_spread_of_one_another():
+    full = {"epochs": [70, 50], "rounds": 3, "precision": "bf16-mixed"}
+    short = made(shift=-30.0, **full | {"epochs": [1, 1]})
+    fewer = made(**full | {"classes_per_task": [2]})
+    _, rows = comparison.accuracy_table([made(**full), made(order=1, shift=2.0, **full), short, fewer])
+    assert [row[:4] for row in rows if row[1] == "MaxOutput"] == [
+        ["demo (2 tasks, 70 + 3 x 50 epochs, bf16-mixed)", "MaxOutput", "2", "41.0 ± 1.4"],
+        ["demo (2 tasks, 1 + 3 x 1 epochs, bf16-mixed)", "MaxOutput", "1", "10.0"],
+        ["demo (1 tasks, 70 + 3 x 50 epochs, bf16-mixed)", "MaxOutput", "1", "40.0"],
+    ]
+
+
 def test_runs_with_mirror_images_and_bounds_have_rows_of_their_own():
     bounds = {"finetuning": {"ACC": 20.0}, "joint": {"ACC": 90.0}}
     _, rows = comparison.accuracy_table(
@@ -71,7 +83,7 @@ def test_runs_with_other_selectors_and_sizes_are_compared_in_what_they_share(tmp
     del other["class_il"]["MaxOutput"]["20"]
     head, rows = comparison.accuracy_table([other, made()])
     assert [row[1] for row in rows] == ["task known", "Signature", "MaxOutput"]
-    assert rows[2][head.index("20")] == "70.0"
+    assert rows[2][head.index("20")] == "70.0 (1 of 2 runs)"
     assert comparison.common([other, made()]) == (["MaxOutput"], ["1"])
     assert comparison.metrics_table([{**other, "default_selector": "Signature"}, made()])[1] == []
     for picture in (pictures.group_sizes([other, made()]), pictures.histories([other, made()], "20")):

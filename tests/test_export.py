@@ -14,6 +14,7 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits, load_sample_image
+from torch import nn
 from typer.testing import CliRunner
 
 import cps
@@ -257,3 +258,19 @@ def test_a_graph_that_computes_something_else_is_not_written(learner, tmp_path, 
         export_task(learner, 0, tmp_path / "x.onnx")
     assert (tmp_path / "x.onnx").read_text() == "what was there before"
     assert [path.name for path in tmp_path.iterdir()] == ["x.onnx"]
+
+
+def test_a_backbone_that_fixes_the_number_of_images_is_refused_in_words(make_learner, tmp_path):
+    class Counted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.first = nn.Linear(72, 8), nn.Parameter(torch.zeros(1, 72))
+
+        def forward(self, x):
+            return self.layer(x.flatten(1) + self.first.expand(len(x), -1))
+
+    learner = make_learner(Counted())
+    learner.learn(make_task(0))
+    with pytest.raises(RuntimeError, match=r"use x.shape\[0\] instead of len\(x\)"):
+        export_task(learner, 0, tmp_path / "graph.onnx")
+    assert not list(tmp_path.iterdir())

@@ -366,12 +366,17 @@ def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeyp
     folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=12)
     arguments = ["learn", folder, "--model", model, "--epochs", 3, *CPU]
 
-    def stop(*_):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
+        patch.setattr("cps.growing.Learner.learn", stop)
+        assert "Nothing was learned yet" in run(*arguments, code=130).output
+    with monkeypatch.context() as patch:
         patch.setattr("cps.growing._tell", stop)
-        assert "checkpoint" not in run(*arguments, code=130).stdout
+        stopped = run(*arguments, code=130)
+        assert "checkpoint" not in stopped.stdout
+        assert "What was learned is saved" in stopped.output
     assert "learning goes on from there" in run(*arguments).output
 
 

@@ -65,6 +65,13 @@ def test_notes_say_when_and_from_what_a_task_was_learned_but_not_where(grown):
     assert str(root).encode() not in (root / "two.cps").read_bytes()
 
 
+def test_a_new_version_of_a_class_is_meant_to_look_like_it(grown, tmp_path, monkeypatch):
+    folder, fabric = write_shipment(tmp_path / "march", ["bolt", "washer"]), cps.make_fabric(accelerator="cpu")
+    growth = growing.prepare(grown[0] / "one.cps", look(folder), Wishes(), fabric, as_version=True)
+    monkeypatch.setattr(growing, "lookalikes", lambda learner, images, labels: [len(images), *labels])
+    assert growing.known_classes(growth, growing.decode(growth)) == [12, *["washer"] * 12]
+
+
 def test_nothing_is_left_beside_the_model(grown):
     names = {path.name for path in grown[0].iterdir()}
     assert names == {"january", "february", "one.cps", "two.cps"}

@@ -8,7 +8,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Run:
     fabric: "Fabric"
     seed: int = 0
     order: int | None = None
+    tasks: int | None = None  # the first so many
     group_sizes: Sequence[int] | None = None
     data: Path | None = None
     weights: Path | None = None
@@ -69,6 +70,7 @@ class Run:
         """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
         with self.fabric.rank_zero_first():  # it may have to download
             scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
+        scenario = replace(scenario, tasks=scenario.tasks[: self.tasks])
         self._claim_folder(scenario)
         learner = self._learn(scenario)
         began = time.monotonic()
@@ -83,6 +85,7 @@ class Run:
             "recipe": self.recipe.name,
             "order": scenario.order,
             "seed": self.seed,
+            **self._how(),
             "device": describe_device(self.fabric),
             "versions": versions(),
             "seconds": seconds,
@@ -185,19 +188,28 @@ class Run:
             "recipe": self.recipe.name,
             "order": scenario.order,
             "seed": self.seed,
-            "epochs": [self.recipe.train.epochs, self.recipe.retrain.epochs],
-            "precision": precision_of(self.fabric),
+            "tasks": len(scenario),
+            **self._how(),
         }
         note = self.out / "run.json"
         if not note.exists() and self.fabric.is_global_zero:
             write_json(note, {**mine, "seconds": 0.0})
         self.fabric.barrier()
         found = json.loads(note.read_text())
-        differing = [f"{key} {found.get(key)}" for key, value in mine.items() if found.get(key) != value]
+        differing = [f"{key} {found[key]}" for key, value in mine.items() if found.get(key, value) != value]
         if differing:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
             )
+
+    def _how(self) -> dict[str, Any]:
+        """Return what the recipe alone does not say about how tasks are learned."""
+        recipe = self.recipe
+        return {
+            "epochs": [recipe.train.epochs, recipe.retrain.epochs],
+            "rounds": recipe.rounds,
+            "precision": precision_of(self.fabric),
+        }
 
     def _clock(self, seconds: float = 0.0) -> float:
         """Add to the time spent learning, over all calls, and return it."""

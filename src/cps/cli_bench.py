@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cps.terminal import bars, console
+from cps.terminal import Lines, bars, console, going_on, warn
 
 if TYPE_CHECKING:
     from cps.bench import Tick
@@ -23,7 +23,8 @@ def bench(
     order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. Else the recipe's.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
     group_sizes: Annotated[str | None, typer.Option(help="Group sizes to measure, as 1,5,20.")] = None,
-    epochs_scale: Annotated[float, typer.Option(min=0.0, help="Times the epochs, for a short trial.")] = 1.0,
+    epochs_scale: Annotated[float, typer.Option(help="Times the epochs, for a short trial; at least one.")] = 1.0,
+    tasks: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks, for a short trial.")] = None,
     selector: Annotated[str | None, typer.Option(help="The selector that predicts. Else the recipe's first.")] = None,
     flips: Annotated[bool, typer.Option(help="Measure with mirror images, too.")] = False,
     bounds: Annotated[bool, typer.Option(help="Run finetuning and joint training beside it.")] = True,
@@ -45,18 +46,22 @@ def bench(
     from cps.bench import Run
     from cps.devices import make_fabric
 
+    if epochs_scale <= 0:
+        raise ValueError(f"--epochs-scale must be above 0, got {epochs_scale}")
     chosen = _recipe(recipe).scaled(epochs_scale)
     if selector is not None:
         chosen = chosen.selecting_by(selector)
     folder = out or Path("runs") / recipe
     fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision, nodes=nodes)
-    with _Bars(quiet=not fabric.is_global_zero) as watch:
+    kept = folder / "model.cps", folder / "checkpoint.safetensors"
+    with going_on(lambda: any(file.exists() for file in kept)), _Bars(quiet=not fabric.is_global_zero) as watch:
         run = Run(
             chosen,
             folder,
             fabric,
             seed=seed,
             order=chosen.order if order is None else order,
+            tasks=tasks,
             group_sizes=_numbers(group_sizes),
             data=data,
             weights=weights,
@@ -77,7 +82,11 @@ def report(
     """Write one page about one or more runs."""
     from cps.report import write_report
 
-    write_report(out, [_results(path / "results.json" if path.is_dir() else path) for path in runs])
+    found = {path: _results(path / "results.json" if path.is_dir() else path) for path in runs}
+    different = {json.dumps(results, sort_keys=True): results for results in found.values()}
+    if len(different) < len(runs):
+        warn(f"{len(runs) - len(different)} of these runs are given more than once, and count once")
+    write_report(out, list(different.values()))
     console.print(f"Wrote [bold]{out}[/bold]")
 
 
@@ -117,16 +126,19 @@ def _results(file: Path) -> dict[str, Any]:
         results = json.loads(file.read_text())
         if {"recipe", "class_il", "task_il", "classes_per_task", "default_selector"} <= set(results):
             return results
+    except FileNotFoundError:
+        raise ValueError(f"there is no run at '{file}'") from None
     except (ValueError, TypeError):
         pass
     raise ValueError(f"'{file}' holds no results of a run")
 
 
 class _Bars:
-    """Progress bars: one for the whole of the tasks, one for the epochs of the phase."""
+    """Progress bars: one for the whole of the tasks, one for the epochs of the phase; or lines, without a terminal."""
 
     def __init__(self, *, quiet: bool):
-        self.progress = bars(console, quiet=quiet)
+        self.lines = None if console.is_terminal or quiet else Lines(console)
+        self.progress = bars(console, quiet=quiet or self.lines is not None)
 
     def __enter__(self) -> "Callable[[Tick], None]":
         self.progress.start()
@@ -136,10 +148,16 @@ class _Bars:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+        if self.lines is not None:
+            self.lines.end()
 
     def _advance(self, tick: "Tick") -> None:
+        task = f"task {tick.task + 1} of {tick.tasks}"
+        if self.lines is not None:
+            loss = "" if tick.loss is None else f"loss {tick.loss:.4f}"
+            self.lines.show(f"{task}, {tick.phase}" if tick.total else tick.phase, tick.epoch, tick.epochs, loss)
+            return
         if tick.total:
-            task = f"task {tick.task + 1} of {tick.tasks}"
             self.progress.update(self.whole, description=task, completed=tick.done, total=tick.total)
         note = "" if tick.loss is None else f"loss {tick.loss:.4f}"
         self.progress.update(self.phase, description=tick.phase, completed=tick.epoch, total=tick.epochs, note=note)

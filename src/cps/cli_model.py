@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cps.terminal import console, progress_bar, shown, warn
+from cps.terminal import console, going_on, progress_bar, shown, warn
 
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned
@@ -49,26 +49,27 @@ def learn(
 
     wishes = Wishes(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
     fabric = make_fabric(accelerator=accelerator, precision=precision)
-    with progress_bar() as show:
-        looked = look(shipment, watch=show)
-    with locked(model):
-        growth = growing.prepare(model, looked, wishes, fabric, weights=weights, as_version=as_version)
-        if growth.done is not None:
-            console.print(f"These images were learned before, as task {growth.done + 1}; there is nothing to do.")
-            return
-        for warning in looked.warnings():
-            warn(warning)
-        _show_choices(growth, precision_of(fabric), "asked for" if precision else str(fabric.device))
+    with going_on(growing.checkpoint_of(model).exists):
         with progress_bar() as show:
-            read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
-        for error in read.skipped:
-            warn(f"skipped: {error}")
-        for warning in growing.known_classes(growth, read):
-            warn(warning)
-        if growing.goes_on(growth):
-            console.print("An interrupted run left a checkpoint; learning goes on from there.")
-        with progress_bar() as show:
-            learned = growing.learn(growth, read, share=hold_out, watch=show)
+            looked = look(shipment, watch=show)
+        with locked(model):
+            growth = growing.prepare(model, looked, wishes, fabric, weights=weights, as_version=as_version)
+            if growth.done is not None:
+                console.print(f"These images were learned before, as task {growth.done + 1}; there is nothing to do.")
+                return
+            for warning in looked.warnings():
+                warn(warning)
+            _show_choices(growth, precision_of(fabric), "asked for" if precision else str(fabric.device))
+            with progress_bar() as show:
+                read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
+            for error in read.skipped:
+                warn(f"skipped: {error}")
+            for warning in growing.known_classes(growth, read):
+                warn(warning)
+            if growing.goes_on(growth):
+                console.print("An interrupted run left a checkpoint; learning goes on from there.")
+            with progress_bar() as show:
+                learned = growing.learn(growth, read, share=hold_out, watch=show)
     _show_learned(growth, learned)
 
 

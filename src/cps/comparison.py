@@ -1,4 +1,4 @@
-"""Comparison: several runs of a recipe, with other orders or seeds, as one mean and spread."""
+"""Comparison: several runs of a recipe, with other orders or seeds but trained alike, as one mean and spread."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,14 +10,33 @@ Results = dict[str, Any]
 
 
 def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
-    """Return the runs of each recipe, and what they measured with mirror images as runs of its own."""
+    """Return the runs of each recipe that were trained alike, and what they measured with mirror images apart."""
+    kinds: dict[str, set[str]] = {}
+    for run in runs:
+        kinds.setdefault(run["recipe"], set()).add(_kind(run))
+
+    def name_of(run: Results) -> str:
+        return run["recipe"] if len(kinds[run["recipe"]]) == 1 else f"{run['recipe']} ({_kind(run)})"
+
     groups: dict[str, list[Results]] = {}
     for run in runs:
-        groups.setdefault(run["recipe"], []).append(run)
+        groups.setdefault(name_of(run), []).append(run)
     for run in runs:
         if run.get("flips"):
-            groups.setdefault(f"{run['recipe']}, flips", []).append({**run, **run["flips"], "bounds": {}})
+            groups.setdefault(f"{name_of(run)}, flips", []).append({**run, **run["flips"], "bounds": {}})
     return groups
+
+
+def training_of(run: Results) -> str:
+    """Return in words how a run was trained, as far as it says."""
+    if "epochs" not in run:
+        return "epochs not noted"
+    first, again = run["epochs"]
+    return f"{first} + {run['rounds']} x {again} epochs, {run['precision']}"
+
+
+def _kind(run: Results) -> str:
+    return f"{len(run['classes_per_task'])} tasks, {training_of(run)}"
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
@@ -34,10 +53,7 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
         rows.append([name, "task known", str(len(same)), *[_over(same, lambda r: r["task_il"]["ACC"])] * len(sizes)])
         for selector in dict.fromkeys(name for run in same for name in run["class_il"]):
             found = [run["class_il"][selector] for run in same if selector in run["class_il"]]
-            cells = [
-                _over([entry for entry in found if str(size) in entry], lambda e, n=str(size): e[n]["ACC"])
-                for size in sizes
-            ]
+            cells = [_cell([entry[str(size)]["ACC"] for entry in found if str(size) in entry], found) for size in sizes]
             rows.append([name, selector, str(len(found)), *cells])
         for bound in ("finetuning", "joint"):
             known = [run for run in same if bound in run.get("bounds", {})]
@@ -91,6 +107,12 @@ def _paper(recipe: str, size: str) -> str:
     if size in known.get("history", {}):
         return f"{known['history'][size][-1]:.1f} ({known['what']})"
     return ""
+
+
+def _cell(values: Sequence[float], runs: Sequence[Results]) -> str:
+    """Return a mean and spread, and of how many runs, where they are not all."""
+    of = f" ({len(values)} of {len(runs)} runs)" if len(values) < len(runs) else ""
+    return f"{mean_and_spread(values)}{of}" if values else ""
 
 
 def _over(entries: Sequence[Results], value: Callable[[Results], float]) -> str:

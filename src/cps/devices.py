@@ -46,9 +46,9 @@ def _check(accelerator: str, precision: Any) -> None:
     if accelerator not in known:
         raise ValueError(f"there is no accelerator '{accelerator}'; there are: {', '.join(known)}")
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
-        raise ValueError("there is no GPU that torch could use here; take --accelerator cpu")
+        raise ValueError("there is no GPU that torch could use here; take the accelerator cpu")
     if accelerator == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("there is no Apple GPU that torch could use here; take --accelerator cpu")
+        raise ValueError("there is no Apple GPU that torch could use here; take the accelerator cpu")
     if precision == "16-mixed" and not (_is_cuda(accelerator) or accelerator == "mps"):
         raise ValueError("precision 16-mixed needs a GPU; take bf16-mixed or 32-true")
     if isinstance(precision, str) and precision not in PRECISIONS:

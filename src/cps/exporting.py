@@ -188,6 +188,9 @@ def _write_onnx(module: nn.Module, images: Tensor, outputs: list[str], about: di
             dynamic_shapes=({0: torch.export.Dim("batch")},),
         )  # fmt: skip
     assert program is not None
+    shape = program.model.graph.inputs[0].shape
+    if shape is not None and isinstance(shape[0], int):
+        raise RuntimeError("the backbone fixes the number of images; in its forward use x.shape[0] instead of len(x)")
     program.model.metadata_props.update(about)
     program.save(path, external_data=False)
 

@@ -76,6 +76,7 @@ def extracted(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -
     """
     baked = whole(backbone, tensors)
     try:
+        baked(pixels)  # where this fails, what follows would say so at length
         small = _shrunk(fx.symbolic_trace(copy.deepcopy(baked)), pixels)
         with full_precision():
             if torch.allclose(small(pixels), baked(pixels), rtol=1e-3, atol=1e-4):

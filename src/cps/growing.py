@@ -18,7 +18,7 @@ from torch import Tensor
 
 import cps
 from cps import storage
-from cps.folders import FolderImages, ImageFolder
+from cps.folders import FolderImages, ImageError, ImageFolder
 from cps.learner import SETTINGS, Learner
 from cps.loading import load
 from cps.plain import encode
@@ -130,7 +130,10 @@ def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = 
             watch("decoding images", done, total, "")
 
     folder = ImageFolder(shipment.folder, size=growth.size, files=shipment.files, skip_damaged=skip_damaged, watch=tell)
-    return folder.read()
+    try:
+        return folder.read()
+    except ImageError as error:
+        raise ImageError(f"{error}\n--skip-damaged leaves such images out" if not skip_damaged else error) from None
 
 
 def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
@@ -175,8 +178,10 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
 
 
 def known_classes(growth: Growth, read: FolderImages) -> list[str]:
-    """Return a warning for each new class that looks like a known one."""
-    return lookalikes(growth.learner, read.images, [growth.names[label] for label in read.labels])
+    """Return a warning for each new class that looks like a known one; a new version of one is meant to."""
+    new = {name for name, learned in growth.names.items() if name == learned}
+    chosen = [index for index, label in enumerate(read.labels) if label in new]
+    return lookalikes(growth.learner, read.images[chosen], [read.labels[index] for index in chosen]) if chosen else []
 
 
 def machine(learner: Learner) -> str:

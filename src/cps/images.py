@@ -7,9 +7,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)  # but bytes
+
 
 def as_images(images: Any) -> Tensor:
-    """Return images (tensor, array, list of images or `Dataset`) as one tensor; refuse NaN and infinite pixels."""
+    """Return images (tensor, array, list of images or `Dataset`) as one tensor.
+
+    Pictures (N, channels, height, width) are bytes (uint8), which the network scales to 0 to 1, or floats, which it
+    takes as they are; other integers are refused, since nobody knows their scale. So are NaN and infinite pixels.
+    """
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]
@@ -24,6 +30,11 @@ def as_images(images: Any) -> Tensor:
         raise ValueError("there are no images")
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.float()
+    if tensor.ndim > 3 and tensor.dtype in INTEGERS:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"pictures are bytes (uint8, 0 to 255) or floats, got {kind}; convert them with .to(torch.uint8)"
+        )
     refuse_bad_pixels(tensor)
     return tensor
 

@@ -71,6 +71,8 @@ def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
 def check_task(task: int, network: SharedNetwork) -> None:
     """Refuse the index of a task that was not learned."""
     known = len(network.subnetworks)
+    if not hasattr(task, "__index__"):
+        raise TypeError(f"a task is a number, counted from 0, got {task!r}")
     if not 0 <= task < known:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
 

@@ -33,8 +33,7 @@ def accuracy_history(results: Results) -> Figure:
     chosen = [size for size in (sizes[0], large_size(sizes)) if size]
     for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
         label = f"cps, {'one image' if size == '1' else f'groups of {size} images'}"
-        filled = COLOURS["ours"] if style == "o-" else "white"
-        axes.plot(tasks, _history(by_size[size]), style, color=COLOURS["ours"], markerfacecolor=filled, label=label)
+        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], label)
     bounds = results.get("bounds", {})
     if "finetuning" in bounds:
         axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")
@@ -48,7 +47,7 @@ def accuracy_history(results: Results) -> Figure:
 def matrices(results: Results, size: str) -> Figure:
     """Heatmaps: class-IL accuracy and selection accuracy on each task (column) after each task (row)."""
     entry = results["class_il"][results["default_selector"]][size]
-    titles = {f"{what} (%), group size {size}": entry[key] for key, what in KINDS.items()}
+    titles = {f"{what} (%)\ngroup size {size}": entry[key] for key, what in KINDS.items()}
     return _heatmaps(titles)
 
 
@@ -56,7 +55,7 @@ def selections(results: Results, size: str) -> Figure:
     """Heatmaps: how often each selector finds the subnetwork, on each task after each task."""
     return _heatmaps(
         {
-            f"{selector}: selected (%), group size {size}": by[size]["selection"]
+            f"{selector}: selected (%)\ngroup size {size}": by[size]["selection"]
             for selector, by in results["class_il"].items()
         }
     )
@@ -94,14 +93,15 @@ def forgetting_history(results: Results) -> Figure:
         COLOURS["ours"],
         "o-",
     )
-    shown[f"cps, groups of {large} images"] = (by_size[large], COLOURS["ours"], "o--")
+    if large != sizes[0]:
+        shown[f"cps, groups of {large} images"] = (by_size[large], COLOURS["ours"], "o--")
     if "finetuning" in results.get("bounds", {}):
         shown["finetuning"] = (results["bounds"]["finetuning"], COLOURS["low"], "v-")
     tasks = len(results["classes_per_task"])
     for label, (entry, colour, style) in shown.items():
         matrix = _array(entry["accuracy"])
         lost = [backward_transfer(matrix[: after + 1, : after + 1]) for after in range(1, tasks)]
-        axes.plot(range(2, tasks + 1), lost, style, color=colour, label=label)
+        _line(axes, range(2, tasks + 1), lost, style, colour, label)
     axes.set_xticks(range(2, tasks + 1))
     _decorate(axes, "tasks learned", "points forgotten so far (BWT)")
     axes.set_ylim(-4, None)
@@ -149,10 +149,15 @@ def group_sizes(runs: Sequence[Results]) -> Figure:
 def _band(axes: Axes, places: Sequence[int], curves: np.ndarray, style: str, colour: str, label: str) -> None:
     """Draw the mean of some curves, and a band of one standard deviation where there are several."""
     mean = curves.mean(axis=0)
-    axes.plot(places, mean, style, color=colour, label=label)
+    _line(axes, places, mean, style, colour, label)
     if len(curves) > 1:
         spread = curves.std(axis=0, ddof=1)
         axes.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+
+
+def _line(axes: Axes, places: Sequence[int], values: Any, style: str, colour: str, label: str) -> None:
+    """Draw a curve; the marks of a dashed one are hollow, so that those beneath show."""
+    axes.plot(places, values, style, color=colour, markerfacecolor="white" if "--" in style else colour, label=label)
 
 
 def _heatmaps(matrices: dict[str, Any]) -> Figure:

@@ -17,6 +17,13 @@ class Presentation:
     augment: Augmentation | None = None
     views: Views = field(default_factory=Upright)
 
+    def __post_init__(self) -> None:
+        if self.augment is not None and not hasattr(self.augment, "draws"):
+            raise TypeError(
+                "an augmentation is a function of images and random numbers (N, draws) from 0 to 1, with an attribute "
+                f"`draws`; {self.augment!r} has none"
+            )
+
     @property
     def draws(self) -> int:
         """How many random numbers each image needs."""

@@ -48,7 +48,7 @@ def _overview(runs: Sequence[Results]) -> str:
     """Return the section about all runs together: mean and standard deviation over those of the same recipe."""
     parts = [
         f"<h1>{len(runs)} runs</h1>",
-        '<p class="sub">mean ± standard deviation over the runs of a recipe, which differ in order or seed</p>',
+        '<p class="sub">mean ± standard deviation over runs that were trained alike and differ in order or seed</p>',
         "<h2>Accuracy after the last task, by group size</h2>",
         _html_table(*comparison.accuracy_table(runs)),
         "<h2>Metrics</h2>",
@@ -120,16 +120,18 @@ def _section(run: Results) -> str:
          lambda: pictures.weights_per_layer(run)),
         ("Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),
     ]  # fmt: skip
+    left_out = {caption for caption, _ in figures if "layer" in caption and "layers" not in run}
+    left_out |= {caption for caption, _ in figures if caption.startswith("The same") and large == sizes[0]}
     return "\n".join(
         [
             f"<h1>{html.escape(run['recipe'])}</h1>",
             f'<p class="sub">{len(tasks)} tasks, {sum(tasks)} classes ({_sizes(tasks)}), order '
-            f"{html.escape(str(run['order']))}, seed {run['seed']}, one run</p>",
+            f"{html.escape(str(run['order']))}, seed {run['seed']}, {comparison.training_of(run)}, one run</p>",
             _cards(run, large),
             "<h2>Accuracy after the last task, by group size</h2>",
             _html_table(*group_table(run)),
             "<h2>Pictures</h2>",
-            *(_picture(draw(), caption) for caption, draw in figures if "layers" in run or "layer" not in caption),
+            *(_picture(draw(), caption) for caption, draw in figures if caption not in left_out),
             *(["<h2>The subnetworks</h2>", _html_table(*subnetwork_table(run))] if "dense" in run else []),
             "<h2>The run</h2>",
             _facts(run),
@@ -146,7 +148,7 @@ def _cards(run: Results, large: str) -> str:
             _percent(ours[first]["ACC"]),
             f"class-IL accuracy, {'one image' if first == '1' else 'group of ' + first}",
         ),
-        ("", _percent(ours[large]["ACC"]), f"class-IL accuracy, groups of {large}"),
+        *([("", _percent(ours[large]["ACC"]), f"class-IL accuracy, groups of {large}")] if large != first else []),
         ("ceiling", _percent(run["task_il"]["ACC"]), "task-IL accuracy: the task is known"),
         ("ceiling", _percent(run["task_il"]["BWT"]), "forgotten (BWT, task-IL)"),
     ]
@@ -162,6 +164,7 @@ def _facts(run: Results) -> str:
         "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
         "seconds": ", ".join(f"{name} {value:.1f}" for name, value in run["seconds"].items()),
         "shared weights": f"{run.get('weights', 0):,}",
+        "training": comparison.training_of(run),
         "selector": run["default_selector"],
         "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; a group whose "
         "task is mistaken counts as wrong whole; mirror images only where 'flips' says so",

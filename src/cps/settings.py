@@ -8,6 +8,7 @@ an epoch before the one before has ended, so it must depend on nothing but its a
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -116,6 +117,15 @@ class Training:
             raise ValueError(f"epochs must not be negative, got {self.epochs}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        _check_loss(self.loss)
+
+
+def _check_loss(loss: Any) -> None:
+    """Refuse a loss of another form, such as one of torch's own."""
+    try:
+        signature(loss.forward if isinstance(loss, nn.Module) else loss).bind("features", "logits", "labels")
+    except (TypeError, ValueError):
+        raise TypeError(f"a loss is a function of features, logits and labels, got {loss!r}") from None
 
 
 def scaled(training: Training, scale: float) -> Training:

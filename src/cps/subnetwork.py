@@ -22,10 +22,10 @@ class Subnetwork:
     """
 
     classes: tuple[ClassName, ...]
-    masks: Masks
-    private: dict[str, Tensor]
-    head: dict[str, Tensor]
-    statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    masks: Masks = field(repr=False)
+    private: dict[str, Tensor] = field(repr=False)
+    head: dict[str, Tensor] = field(repr=False)
+    statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     notes: dict[str, Any] = field(default_factory=dict)
     mirrors: bool = False
 

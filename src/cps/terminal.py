@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+A_WHILE, A_MINUTE = 5.0, 60.0  # seconds
 
 console = Console()
 errors = Console(stderr=True)
@@ -31,14 +34,52 @@ def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
             raise
         except BrokenPipeError:  # whoever reads has seen enough, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        except KeyboardInterrupt:
-            errors.print("\nStopped. What was learned is saved: give the same command again to go on.")
+        except KeyboardInterrupt as stop:
+            errors.print(f"\nStopped. {stop}".rstrip())
             raise typer.Exit(130) from None
         except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
             errors.print(f"[red]error:[/red] {shown(error)}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
 
     return wrapped
+
+
+@contextmanager
+def going_on(is_saved: Callable[[], bool]) -> Iterator[None]:
+    """Say after Ctrl-C whether there is something saved to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        saved = "What was learned is saved: give the same command again to go on."
+        raise KeyboardInterrupt(saved if is_saved() else "Nothing was learned yet; all is as it was.") from None
+
+
+class Lines:
+    """Progress where nobody looks at a terminal: a line for each thing that took a while, and one a minute."""
+
+    def __init__(self, where: Console):
+        self._where = where
+        self._what = self._state = ""
+        self._began = self._told = time.monotonic()
+
+    def show(self, what: str, done: int, total: int, note: str) -> None:
+        """Take note of what is done, how much of it, of how much."""
+        if what != self._what:
+            self.end()
+            self._what, self._began = what, time.monotonic()
+        self._state = f"{done} of {total}" + (f", {note}" if note else "")
+        if time.monotonic() - max(self._told, self._began) > A_MINUTE:
+            self._tell()
+
+    def end(self) -> None:
+        """Tell how far the last thing came."""
+        if self._what and time.monotonic() - self._began > A_WHILE:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        line = f"{self._what}: {self._state}, {self._told - self._began:.0f} s"
+        self._where.print(shown(line), highlight=False, soft_wrap=True)
 
 
 def bars(where: Console, *, quiet: bool = False) -> Progress:
@@ -50,6 +91,11 @@ def bars(where: Console, *, quiet: bool = False) -> Progress:
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int, str], None]]:
     """Give a function that shows on the error stream what is done, how much of it, of how much, and a note."""
+    if not errors.is_terminal:
+        lines = Lines(errors)
+        yield lines.show
+        lines.end()
+        return
     with bars(errors) as progress:
         line = progress.add_task("starting", note="", total=None)
 
