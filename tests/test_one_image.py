@@ -188,6 +188,13 @@ def test_a_stream_finds_the_task_of_doubtful_images_by_those_before_them(learner
     assert torch.equal(again.tasks, followed)  # how images are cut into calls makes no difference
 
 
+def test_a_stream_can_reject_images_too(learner):
+    images = make_task(0).train[0]
+    assert None not in learner.stream().predict(images).classes
+    rejected = learner.stream().predict(images, reject=0.5)
+    assert 0 < sum(name is None for name in rejected.classes) < len(images)
+
+
 def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
     stream = learner.stream(selector=cps.MaxOutput())
     before = learner.network.subnetworks

@@ -36,8 +36,8 @@ class Stream:
         """The probability of each task for the last image seen."""
         return (self._rates @ self._tasks).float()
 
-    def predict(self, images: Any) -> Prediction:
-        """Predict the classes of the next images, each from itself and all before it."""
+    def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
+        """Predict the classes of the next images, each from itself and all before it; `reject` as `Learner.predict`."""
         images = as_images(images)
         evidence = self._look(images)
         statistics = self._network.statistics(self._selector.name)
@@ -45,7 +45,7 @@ class Stream:
         scores = task_scores(self._selector, evidence, statistics, each).cpu().double().log_softmax(dim=1)
         self._begin()
         tasks = torch.stack([self._follow(said) for said in scores])
-        return classify(self._network, evidence, tasks.to(self._network.device))
+        return classify(self._network, evidence, tasks.to(self._network.device), reject=reject)
 
     def _begin(self) -> None:
         """Know nothing, if this is the first call or other tasks have been learned."""
