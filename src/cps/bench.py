@@ -118,9 +118,11 @@ class Run:
         learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
         for task in list(scenario)[len(learner.network.subnetworks) :]:
             began = time.monotonic()
-            learner.learn(task, checkpoint=checkpoint)
-            learner.save(model)
-            self._clock(time.monotonic() - began)
+            try:
+                learner.learn(task, checkpoint=checkpoint)
+                learner.save(model)
+            finally:  # stopped half-way, it goes on later
+                self._clock(time.monotonic() - began)
         if self.fabric.is_global_zero:
             checkpoint.unlink(missing_ok=True)
         return learner
