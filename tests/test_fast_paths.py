@@ -460,6 +460,27 @@ def small_engine(backbone, features):
     return engine, model, lambda: engine.run(examples, Plan([torch.arange(8)], torch.zeros(8, 0), [1.0], [1.0]))
 
 
+def test_an_engine_serves_tasks_of_any_number_of_images_one_after_the_other():
+    """Whole batches, smaller ones, one batch alone, and again the first number; nothing of one task is in the next."""
+    engine, model, _ = small_engine(awkward(), 30)
+    initial = copy.deepcopy(model.state_dict())
+    found = {}
+    for task, number in enumerate((20, 5, 16, 20)):
+        draws = torch.Generator().manual_seed(number)
+        images, labels = torch.randn(number, 3, 8, 8, generator=draws), torch.arange(number) % 2
+        order = torch.arange(number).split(8)
+        plan = Plan(order, torch.zeros(number, 0), [1.0] * len(order), [1.0] * len(order))
+        model.load_state_dict(initial)
+        engine.begin(model, {}, None)
+        loss = float(engine.run(TensorExamples(images, labels), plan))
+        engine.settle()
+        engine.forget()
+        found[task] = loss, copy.deepcopy(model.state_dict())
+    assert found[0][0] == found[3][0]
+    assert all(torch.equal(value, found[3][1][name]) for name, value in found[0][1].items())
+    assert found[1][0] != found[2][0]
+
+
 def test_padding_stays_zero_without_a_guard_where_an_activation_is_not_zero_at_zero():
     torch.manual_seed(0)
     backbone = nn.Sequential(
