@@ -167,6 +167,8 @@ def test_the_recipes_are_listed():
         (["bench", "nothing"], "no recipe 'nothing'"),
         (["bench", "digits", "--group-sizes", "1,x"], "--group-sizes takes whole numbers"),
         (["bench", "digits", "--group-sizes", "0"], "at least 1"),
+        (["bench", "digits", "--epochs-scale", "0"], "must be above 0"),
+        (["bench", "digits", "--data", "somewhere"], "leave out the folder of data"),
         (["report", "nowhere"], "nowhere"),
         (["report", "pyproject.toml"], "holds no results"),
     ],

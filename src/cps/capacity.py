@@ -83,5 +83,5 @@ def check_capacity(
         f"task {tasks}: {len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights "
         f"({figures}); there it {way}; use a wider backbone or a smaller alpha",
         CapacityWarning,
-        stacklevel=5,
+        stacklevel=4,
     )

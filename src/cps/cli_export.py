@@ -22,6 +22,8 @@ def export(
     """Write one task, or all, as a file that needs no cps: ONNX, or a plain state dict."""
     if (task is None) != everything:
         raise typer.BadParameter("say which task with --task, or --all for all of them in one graph")
+    if task is not None and selector is not None:
+        raise typer.BadParameter("one task needs no --selector; that is for --all")
     from cps.devices import make_fabric
     from cps.exporting import export_all, export_task
     from cps.loading import load

@@ -34,7 +34,9 @@ def learn(
     as_version: Annotated[bool, typer.Option("--as-version", help="Learn a known class anew, as 'name (2)'.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new model. Else 0.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
-    precision: Annotated[str | None, typer.Option(help="32-true or bf16-mixed. Else bf16-mixed on a GPU.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. Else bf16-mixed on a GPU.")
+    ] = None,
 ) -> None:
     """Learn a folder of new classes; nothing that was learned before changes.
 

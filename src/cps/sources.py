@@ -17,6 +17,8 @@ SIDE, TEST_MARGIN = 224, 256 / 224 - 1  # pixels; at test the short side is scal
 
 def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
     """Return the digits that scikit-learn brings, four fifths to train and one fifth to test."""
+    if folder is not None:
+        raise ValueError("the digits come with scikit-learn; leave out the folder of data")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
