@@ -377,7 +377,12 @@ def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeyp
         stopped = run(*arguments, code=130)
         assert "checkpoint" not in stopped.stdout
         assert "What was learned is saved" in stopped.output
+    header, tensors = storage.read(checkpoint_of(model), "checkpoint")
+    assert 0 < header["seconds"] < 60
+    an_hour = header | {"seconds": 3600.0}
+    storage.write(checkpoint_of(model), "checkpoint", an_hour, tensors)
     assert "learning goes on from there" in run(*arguments).output
+    assert 3600 < cps.load(model).network.subnetworks[-1].notes["seconds"] < 3700
 
 
 def test_a_checkpoint_of_other_work_survives_a_command_that_has_nothing_to_do(parts, model, tmp_path, monkeypatch):

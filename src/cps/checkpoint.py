@@ -50,6 +50,7 @@ class Checkpoint:
     path: Path
     identity: Mapping[str, Any]
     _free_at: float = field(default=0.0, init=False)
+    _since: float = field(default_factory=time.monotonic, init=False)  # less what earlier calls took
 
     def save(self, tensors: State, optimizer_state: State, at: Position) -> None:
         """Write the state; the file holds the old one or the new one, never a mixture."""
@@ -68,6 +69,7 @@ class Checkpoint:
         header = {
             "identity": dict(self.identity),
             "at": list(at),
+            "seconds": began - self._since,
             "groups": [{key: _plain(value) for key, value in group.items()} for group in state["param_groups"]],
             "scalars": scalars,
         }
@@ -95,6 +97,7 @@ class Checkpoint:
                 f"the checkpoint '{self.path}' is of other work (it differs in: {', '.join(differing)}); "
                 "repeat the call that made it, or delete it to start again"
             )
+        self._since -= header.get("seconds", 0.0)
         return Saved(Position(*header["at"]), _under("value/", tensors), _optimizer_state(header, tensors))
 
 

@@ -112,6 +112,13 @@ def goes_on(growth: Growth) -> bool:
     return found["classes"] == list(growth.names.values()) and known == settings
 
 
+def _seconds_before(growth: Growth) -> float:
+    """Return how long interrupted runs have learned already."""
+    if not goes_on(growth):
+        return 0.0
+    return storage.read_header(checkpoint_of(growth.model), "checkpoint").get("seconds", 0.0)
+
+
 def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
     """Return what the checkpoint beside a model is of, if that is still to be learned."""
     try:
@@ -138,7 +145,7 @@ def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = 
 
 def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
     """Learn the decoded images as a task, measure it on those held out, and put the new model in place of the old."""
-    began = time.monotonic()
+    began = time.monotonic() - _seconds_before(growth)
     learner, names = growth.learner, growth.names
     train, held = _split(growth.shipment, read, names, share)
     learner.watch = None if watch is None else lambda at: _tell(at, learner, watch)
