@@ -4,6 +4,7 @@ Each process passes its stretch of the images through the subnetworks, and all g
 for the same.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,26 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+TOGETHER = 256  # images, on a CPU
+PIXELS = 2**22  # numbers, on a GPU, which must not wait for its next batch
+
+
 def survey(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, mirrored: bool = False) -> Evidence:
     """Return the evidence of every subnetwork for examples, or for their mirror images."""
-    processes = fabric.world_size
+    processes, size = fabric.world_size, _images_together(network)
     if processes == 1 or len(examples) < processes:
-        return network.evidence(ImageBatches(examples, mirrored=mirrored))
-    own = network.evidence(ImageBatches(examples, mirrored=mirrored, part=fabric.global_rank, parts=processes))
+        return network.evidence(ImageBatches(examples, mirrored=mirrored, batch_size=size))
+    mine = {"part": fabric.global_rank, "parts": processes}
+    own = network.evidence(ImageBatches(examples, mirrored=mirrored, batch_size=size, **mine))
 
     def together(tasks: Sequence[int]) -> list[Outputs]:
         return [Outputs(*(gathered(part, fabric) for part in outputs)) for outputs in own.ask(tasks)]
 
     return Evidence(together, len(own))
+
+
+def _images_together(network: SharedNetwork) -> int:
+    """Return how many images to look at in one pass: more of them where they are small and a GPU looks."""
+    if network.device.type != "cuda" or network.input_shape is None:
+        return TOGETHER
+    return max(TOGETHER, min(4 * TOGETHER, PIXELS // math.prod(network.input_shape)))
