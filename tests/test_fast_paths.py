@@ -124,9 +124,11 @@ def test_convolutions_and_their_gradients_are_those_of_pytorch():
     script = """
 import torch
 from cps.kernels import convolve, input_gradient, weight_gradient_parts
+from cps.strided_kernels import strided_input_gradient
 torch.manual_seed(0)
 last = {"memory_format": torch.channels_last}
-for channels, outputs, size, kernel, stride in [(8, 24, 8, 3, 1), (24, 48, 7, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1)]:
+ways = [(8, 24, 8, 3, 1), (24, 48, 7, 3, 2), (24, 48, 8, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1), (8, 70, 9, 5, 3)]
+for channels, outputs, size, kernel, stride in ways:
     seen = torch.randn(3, channels, size, size).to(**last).requires_grad_()
     weight = torch.randn(outputs, channels, kernel, kernel).to(**last).requires_grad_()
     out = torch.nn.functional.conv2d(seen, weight, None, stride, kernel // 2)
@@ -137,6 +139,8 @@ for channels, outputs, size, kernel, stride in [(8, 24, 8, 3, 1), (24, 48, 7, 3,
     close(weight_gradient_parts(seen.detach(), gradient, kernel, stride, kernel // 2).sum(0), weight.grad)
     if stride == 1:
         close(input_gradient(gradient, weight.detach(), kernel // 2), seen.grad)
+    elif size % stride == 0:
+        close(strided_input_gradient(gradient, weight.detach(), (size, size), stride, kernel // 2), seen.grad)
 print("agrees")
 """
     assert_agrees(script)

@@ -92,6 +92,7 @@ def constants(monkeypatch, images, step):
     """Return what the kernels of a step are compiled for: their constants."""
     import cps.kernels
     import cps.norms
+    import cps.strided_kernels
 
     found = set()
 
@@ -101,6 +102,7 @@ def constants(monkeypatch, images, step):
 
     monkeypatch.setattr(cps.kernels, "launch", note)
     monkeypatch.setattr(cps.norms, "launch", note)
+    monkeypatch.setattr(cps.strided_kernels, "launch", note)
     step(images)
     return found
 
@@ -111,6 +113,7 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
     pytest.importorskip("triton")
     from cps.kernels import convolve, input_gradient, weight_gradient_parts
     from cps.norms import Running, normalize, normalize_backward
+    from cps.strided_kernels import strided_input_gradient
 
     weight = torch.randn(channels, channels, 3, 3).contiguous(memory_format=torch.channels_last)
     each, count = torch.zeros(channels), torch.zeros((), dtype=torch.long)
@@ -119,12 +122,13 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
         out = convolve(images, weight, 1, 1)
         weight_gradient_parts(images, out, 3, 1, 1)
         input_gradient(out, weight, 1)
+        strided_input_gradient(out, weight, (2 * out.shape[2], 2 * out.shape[3]), 2, 1)
         done = normalize(out, each, each, Running(each, each, count, 0.1), 1e-5, shortcut=None, has_relu=True)
         normalize_backward(out, done, out, each, each, has_shortcut=False, has_relu=True)
 
     whole, other = torch.empty(128, channels, size, size), torch.empty(128, channels, size // 2, size // 2)
     expected = constants(monkeypatch, whole, step)
-    assert len(expected) == 7
+    assert len(expected) == 8
     assert constants(monkeypatch, whole[:8], step) == expected
     assert constants(monkeypatch, whole[:77], step) == expected
     assert constants(monkeypatch, other, step) != expected  # the negative control: other images do

@@ -20,7 +20,7 @@ LAYERS = [
     set(modules.split())
     for modules in (
         "plain masks metrics seeds evidence storage partition capture aside devices launching norm_kernels flat images published terminal progress gate replies",
-        "choice lock capacity losses augmentation data backbones padding pixels folders kernels norms update_kernels views",
+        "choice lock capacity losses augmentation data backbones padding pixels folders kernels strided_kernels norms update_kernels views",
         "guard settings scenario subnetwork activity crowd convolution feed presentation shipment uploads",
         "draft extraction probe sources unread joining update",
         "miniatures admission twin",

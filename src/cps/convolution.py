@@ -132,6 +132,10 @@ def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, paddi
         from cps.kernels import input_gradient
 
         return input_gradient(gradient, weight, padding)
+    if stride > 1 and _is_awkward(weight, seen, gradient) and not any(size % stride for size in seen.shape[2:]):
+        from cps.strided_kernels import strided_input_gradient
+
+        return strided_input_gradient(gradient, weight, (seen.shape[2], seen.shape[3]), stride, padding)
     arguments = _arguments(stride, padding)
     found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [True, False, False])[0]
     return found.contiguous(memory_format=torch.channels_last)
