@@ -1,9 +1,10 @@
 """Kernels in Triton: convolutions and their gradients where channels are few or no multiple of 64.
 
 There cuDNN's deterministic kernels are slow: those of the weight's gradient by 2 to 16 times on an H200, the others by
-up to 2.5 times (strided_kernels.py has one more). Images have their channels last, so what one row of the kernel sees (its taps and their channels) is
+up to 2.5 times. Images have their channels last, so what one row of the kernel sees (its taps and their channels) is
 contiguous. Sums are taken in a fixed order: the same inputs always give the same bits. Work is cut into blocks by the
 size of an image, not by how many there are: the last batch of an epoch, a smaller one, needs no kernels of its own.
+Input gradients of strided convolutions are in strided_kernels.py.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false

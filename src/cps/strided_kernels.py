@@ -1,7 +1,7 @@
 """A kernel in Triton: the gradient of the input of a convolution with a stride.
 
 Every STRIDE-th row and column of the input was seen by the same taps of the kernel. Those are added up together, and no
-tap is multiplied with zeros. Where channels are few, cuDNN is slow here as in kernels.py.
+tap is multiplied with zeros.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
