@@ -1,7 +1,6 @@
 """`python -m benchmarks`: run all, print the ratios, write them as JSON."""
 
 import argparse
-import json
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import cps
 from benchmarks import growth
 from benchmarks.selecting import selecting
 from benchmarks.training import masked_step, memory, scoring
-from cps.bench import describe_device, versions
+from cps.bench import describe_device, versions, write_json
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
         "growth": grown,
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(arguments.out, results)
     where = f"{results['device']}, torch {torch.__version__}, {results['seconds']:.0f} s"
     console.print(f"Wrote {arguments.out} ({where})")
 

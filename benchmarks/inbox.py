@@ -15,7 +15,7 @@ from PIL import Image
 
 import cps
 from benchmarks.serving import SIZE, TASKS, make_model
-from cps.bench import describe_device, versions
+from cps.bench import describe_device, versions, write_json
 
 
 def make_images(folder: Path, number: int) -> None:
@@ -64,7 +64,7 @@ def main() -> None:
         "start_seconds": start[0],
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(asked.out, results)
     print(json.dumps(results, indent=1))
 
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import io
-import json
 import re
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ import torch
 from PIL import Image
 
 import cps
-from cps.bench import describe_device, versions
+from cps.bench import describe_device, versions, write_json
 
 TASKS, SIZE = 5, 32
 CLIENTS = (1, 4, 8, 16, 64)
@@ -104,7 +103,7 @@ def main() -> None:
         "rows": rows,
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(results, indent=1) + "\n")
+    write_json(asked.out, results)
     for row in rows:
         print(row)
 

@@ -6,7 +6,6 @@ is read, nothing may be written, run or connected to.
 """
 
 import argparse
-import json
 import math
 import resource
 import signal
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 
 import cps
-from cps.bench import describe_device, versions
+from cps.bench import describe_device, versions, write_json
 from fuzz.odd_files import KINDS, Model, make_case, make_model
 
 SECONDS = 20  # that one case may take
@@ -145,7 +144,7 @@ def main() -> None:
     for said, number in failures.items():
         print(f"case {number}: {said}")
     if asked.out is not None:
-        asked.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(asked.out, results)
     sys.exit(bool(failures))
 
 

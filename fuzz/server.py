@@ -5,7 +5,6 @@ bytes are taken for images.
 """
 
 import argparse
-import json
 import re
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from benchmarks.serving import make_model, served
 
 import cps
-from cps.bench import describe_device, versions
+from cps.bench import describe_device, versions, write_json
 
 OPTIONS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance", "--continue-on-failure", "--no-color")
 
@@ -58,7 +57,7 @@ def main() -> None:
             "requests": made,
             "passed": passed,
         }
-        asked.out.write_text(json.dumps(results, indent=1) + "\n")
+        write_json(asked.out, results)
     sys.exit(not 0 < made == passed)
 
 

@@ -82,8 +82,8 @@ def report(
     """Write one page about one or more runs."""
     from cps.report import write_report
 
-    found = {path: _results(path / "results.json" if path.is_dir() else path) for path in runs}
-    different = {json.dumps(results, sort_keys=True): results for results in found.values()}
+    found = [_results(path / "results.json" if path.is_dir() else path) for path in runs]
+    different = {json.dumps(results, sort_keys=True): results for results in found}
     if len(different) < len(runs):
         warn(f"{len(runs) - len(different)} of these runs are given more than once, and count once")
     write_report(out, list(different.values()))
@@ -153,13 +153,12 @@ class _Bars:
 
     def _advance(self, tick: "Tick") -> None:
         task = f"task {tick.task + 1} of {tick.tasks}"
+        note = "" if tick.loss is None else f"loss {tick.loss:.4f}"
         if self.lines is not None:
-            loss = "" if tick.loss is None else f"loss {tick.loss:.4f}"
-            self.lines.show(f"{task}, {tick.phase}" if tick.total else tick.phase, tick.epoch, tick.epochs, loss)
+            self.lines.show(f"{task}, {tick.phase}" if tick.total else tick.phase, tick.epoch, tick.epochs, note)
             return
         if tick.total:
             self.progress.update(self.whole, description=task, completed=tick.done, total=tick.total)
-        note = "" if tick.loss is None else f"loss {tick.loss:.4f}"
         self.progress.update(self.phase, description=tick.phase, completed=tick.epoch, total=tick.epochs, note=note)
 
 

@@ -1,7 +1,7 @@
 """Comparison: several runs of a recipe, with other orders or seeds but trained alike, as one mean and spread."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cps.published import PUBLISHED
@@ -50,7 +50,9 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
     sizes = sorted({int(size) for run in runs for by_size in run["class_il"].values() for size in by_size})
     rows = []
     for name, same in by_recipe(runs).items():
-        rows.append([name, "task known", str(len(same)), *[_over(same, lambda r: r["task_il"]["ACC"])] * len(sizes)])
+        rows.append(
+            [name, "task known", str(len(same)), *[mean_and_spread([r["task_il"]["ACC"] for r in same])] * len(sizes)]
+        )
         for selector in dict.fromkeys(name for run in same for name in run["class_il"]):
             found = [run["class_il"][selector] for run in same if selector in run["class_il"]]
             cells = [_cell([entry[str(size)]["ACC"] for entry in found if str(size) in entry], found) for size in sizes]
@@ -58,7 +60,7 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
         for bound in ("finetuning", "joint"):
             known = [run for run in same if bound in run.get("bounds", {})]
             if known:
-                cells = [_over(known, lambda r, b=bound: r["bounds"][b]["ACC"]), *[""] * (len(sizes) - 1)]
+                cells = [mean_and_spread([r["bounds"][bound]["ACC"] for r in known]), *[""] * (len(sizes) - 1)]
                 rows.append([name, bound, str(len(known)), *cells])
     return ["recipe", "selector", "runs", *map(str, sizes)], rows
 
@@ -113,10 +115,6 @@ def _cell(values: Sequence[float], runs: Sequence[Results]) -> str:
     """Return a mean and spread, and of how many runs, where they are not all."""
     of = f" ({len(values)} of {len(runs)} runs)" if len(values) < len(runs) else ""
     return f"{mean_and_spread(values)}{of}" if values else ""
-
-
-def _over(entries: Sequence[Results], value: Callable[[Results], float]) -> str:
-    return mean_and_spread([value(entry) for entry in entries]) if entries else ""
 
 
 def common(runs: Sequence[Results]) -> tuple[list[str], list[str]]:

@@ -128,14 +128,16 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
 
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
-    if stride == 1 and _is_awkward(weight, seen, gradient):
+    height, width = seen.shape[2:]
+    is_awkward = _is_awkward(weight, seen, gradient)
+    if is_awkward and stride == 1:
         from cps.kernels import input_gradient
 
         return input_gradient(gradient, weight, padding)
-    if stride > 1 and _is_awkward(weight, seen, gradient) and not any(size % stride for size in seen.shape[2:]):
+    if is_awkward and height % stride == width % stride == 0:
         from cps.strided_kernels import strided_input_gradient
 
-        return strided_input_gradient(gradient, weight, (seen.shape[2], seen.shape[3]), stride, padding)
+        return strided_input_gradient(gradient, weight, (height, width), stride, padding)
     arguments = _arguments(stride, padding)
     found = torch.ops.aten.convolution_backward(gradient, seen, weight, None, *arguments, [True, False, False])[0]
     return found.contiguous(memory_format=torch.channels_last)

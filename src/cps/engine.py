@@ -9,7 +9,6 @@ are used.
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from typing import Any
@@ -104,7 +103,7 @@ class Engine:
     def run(self, examples: Examples, plan: Plan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
         self.total.zero_()
-        self.update.full_pace, self.update.factor = plan.pace, math.nan
+        self.update.start(plan.pace)
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
             self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
             sizes = [len(batch) for batch in plan.order]

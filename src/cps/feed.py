@@ -70,7 +70,7 @@ class Feed:
     def keep(self, size: int, shown: tuple[Tensor, Tensor]) -> None:
         """Keep so many examples ready, in memory that stays where it is."""
         if size not in self._ready:
-            self._ready[size] = shown[0].clone(), shown[1].clone()
+            self._ready[size] = torch.empty_like(shown[0]), torch.empty_like(shown[1])
         for place, value in zip(self._ready[size], shown, strict=True):
             place.copy_(value)
 

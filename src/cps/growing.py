@@ -104,28 +104,27 @@ def checkpoint_of(model: str | Path) -> Path:
 
 def goes_on(growth: Growth) -> bool:
     """Say whether an interrupted run of the same classes and settings left a checkpoint to go on from."""
+    return _left_over(growth) is not None
+
+
+def _left_over(growth: Growth) -> dict[str, Any] | None:
+    """Return the header of that checkpoint."""
     found = _pending(growth.model, growth.learner)
     if found is None:
-        return False
+        return None
     settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS}
-    known = {name: value for name, value in found["settings"].items() if name in settings}
-    return found["classes"] == list(growth.names.values()) and known == settings
-
-
-def _seconds_before(growth: Growth) -> float:
-    """Return how long interrupted runs have learned already."""
-    if not goes_on(growth):
-        return 0.0
-    return storage.read_header(checkpoint_of(growth.model), "checkpoint").get("seconds", 0.0)
+    known = {name: value for name, value in found["identity"]["settings"].items() if name in settings}
+    is_same = found["identity"]["classes"] == list(growth.names.values()) and known == settings
+    return found if is_same else None
 
 
 def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
-    """Return what the checkpoint beside a model is of, if that is still to be learned."""
+    """Return the header of the checkpoint beside a model, if that is of what is still to be learned."""
     try:
-        found = storage.read_header(checkpoint_of(model), "checkpoint")["identity"]
+        found = storage.read_header(checkpoint_of(model), "checkpoint")
     except (FileNotFoundError, storage.FileError):
         return None
-    return found if found.get("task") == len(learner.network.subnetworks) else None
+    return found if found["identity"].get("task") == len(learner.network.subnetworks) else None
 
 
 def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:
@@ -145,7 +144,7 @@ def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = 
 
 def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
     """Learn the decoded images as a task, measure it on those held out, and put the new model in place of the old."""
-    began = time.monotonic() - _seconds_before(growth)
+    began = time.monotonic() - (_left_over(growth) or {}).get("seconds", 0.0)
     learner, names = growth.learner, growth.names
     train, held = _split(growth.shipment, read, names, share)
     learner.watch = None if watch is None else lambda at: _tell(at, learner, watch)

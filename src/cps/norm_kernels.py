@@ -189,7 +189,6 @@ def gradient_of_signal(
     CHANNELS: tl.constexpr,
     HAS_SHORTCUT: tl.constexpr,
     HAS_RELU: tl.constexpr,
-    NEEDS_SHORTCUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Find the gradients of the signal and of the shortcut; `share` is one over the number of rows."""
@@ -200,7 +199,7 @@ def gradient_of_signal(
     value = (value - tl.load(mean + channel)) * factor
     normal = value * slant + tl.load(bias + channel)
     slope = _slope(gradient, result, normal, place, inside, HAS_SHORTCUT, HAS_RELU)
-    if NEEDS_SHORTCUT:
+    if HAS_SHORTCUT and HAS_RELU:  # without a ReLU it is the gradient itself
         tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
     slope -= (tl.load(of_bias + channel) + value * tl.load(of_weight + channel)) * share
     slope *= slant * factor

@@ -83,12 +83,11 @@ def normalize_backward(
         has_shortcut, has_relu, cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
     )  # fmt: skip
     of_signal = torch.empty_like(signal)
-    is_new = has_shortcut and has_relu  # without a ReLU, the shortcut's is the gradient itself
-    of_shortcut = torch.empty_like(signal) if is_new else gradient
+    of_shortcut = torch.empty_like(signal) if has_shortcut and has_relu else gradient
     launch(
         kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), gradient, done.result, signal, done.mean,
         done.scale, weight, bias, of_weight, of_bias, of_signal, of_shortcut, signal.numel(), 1 / cut.rows, channels,
-        has_shortcut, has_relu, is_new, BLOCK,
+        has_shortcut, has_relu, BLOCK,
     )  # fmt: skip
     return of_signal, of_weight, of_bias, of_shortcut if has_shortcut else None
 

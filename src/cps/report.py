@@ -103,25 +103,25 @@ def _section(run: Results) -> str:
     sizes = list(next(iter(run["class_il"].values())))
     large = pictures.large_size(sizes)
     tasks = run["classes_per_task"]
-    figures: list[tuple[str, Callable[[], Figure]]] = [
-        ("Accuracy after each task. A method that forgets falls; the gap between the blue lines and the green "
+    several, has_layers = large != sizes[0], "layers" in run
+    figures: list[tuple[bool, str, Callable[[], Figure]]] = [
+        (True, "Accuracy after each task. A method that forgets falls; the gap between the blue lines and the green "
          "one is the price of not being told the task.", lambda: pictures.accuracy_history(run)),
-        ("Accuracy by group size, after the last task. A group is a number of images that are known to share a "
+        (True, "Accuracy by group size, after the last task. A group is a number of images that are known to share a "
          "task; one image assumes nothing.", lambda: pictures.group_sizes([run])),
-        ("One image at a time: accuracy of the class, and of the selected subnetwork.",
+        (True, "One image at a time: accuracy of the class, and of the selected subnetwork.",
          lambda: pictures.matrices(run, sizes[0])),
-        (f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
-        ("How often each selector finds the subnetwork of one image.", lambda: pictures.selections(run, sizes[0])),
-        (f"The same for groups of {large}.", lambda: pictures.selections(run, large)),
-        ("Accuracy on each task after the last.", lambda: pictures.accuracy_on_each_task(run)),
-        ("Points forgotten so far. With the task known nothing is forgotten; without, more tasks to choose among cost "
-         "some accuracy on all.", lambda: pictures.forgetting_history(run)),
-        ("Weights of each layer used by any and by every task, and how many tasks share a weight.",
+        (several, f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
+        (True, "How often each selector finds the subnetwork of one image.",
+         lambda: pictures.selections(run, sizes[0])),
+        (several, f"The same for groups of {large}.", lambda: pictures.selections(run, large)),
+        (True, "Accuracy on each task after the last.", lambda: pictures.accuracy_on_each_task(run)),
+        (True, "Points forgotten so far. With the task known nothing is forgotten; without, more tasks to choose among "
+         "cost some accuracy on all.", lambda: pictures.forgetting_history(run)),
+        (has_layers, "Weights of each layer used by any and by every task, and how many tasks share a weight.",
          lambda: pictures.weights_per_layer(run)),
-        ("Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),
+        (True, "Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),
     ]  # fmt: skip
-    left_out = {caption for caption, _ in figures if "layer" in caption and "layers" not in run}
-    left_out |= {caption for caption, _ in figures if caption.startswith("The same") and large == sizes[0]}
     return "\n".join(
         [
             f"<h1>{html.escape(run['recipe'])}</h1>",
@@ -131,7 +131,7 @@ def _section(run: Results) -> str:
             "<h2>Accuracy after the last task, by group size</h2>",
             _html_table(*group_table(run)),
             "<h2>Pictures</h2>",
-            *(_picture(draw(), caption) for caption, draw in figures if caption not in left_out),
+            *(_picture(draw(), caption) for is_there, caption, draw in figures if is_there),
             *(["<h2>The subnetworks</h2>", _html_table(*subnetwork_table(run))] if "dense" in run else []),
             "<h2>The run</h2>",
             _facts(run),

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-TOGETHER = 256  # images, on a CPU
-PIXELS = 2**22  # numbers, on a GPU, which must not wait for its next batch
+PIXELS = 2**22  # numbers that a GPU looks at together, so that it need not wait for the next batch
 
 
 def survey(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, mirrored: bool = False) -> Evidence:
@@ -37,6 +36,7 @@ def survey(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, mirr
 
 def _images_together(network: SharedNetwork) -> int:
     """Return how many images to look at in one pass: more of them where they are small and a GPU looks."""
+    usual = ImageBatches.batch_size
     if network.device.type != "cuda" or network.input_shape is None:
-        return TOGETHER
-    return max(TOGETHER, min(4 * TOGETHER, PIXELS // math.prod(network.input_shape)))
+        return usual
+    return max(usual, min(4 * usual, PIXELS // math.prod(network.input_shape)))

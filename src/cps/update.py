@@ -1,7 +1,7 @@
 """The update: an optimizer moves a vector of parameters, and a guard puts back what is kept."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
-from itertools import repeat
 from typing import Any
 
 import torch
@@ -63,10 +63,11 @@ class Update:
         before = [value.clone() for value in moved]
         self()
         expected = [value.clone() for value in moved]
-        torch._foreach_copy_(moved, before)  # pyright: ignore[reportPrivateImportUsage]
+        for value, old in zip(moved, before, strict=True):
+            value.copy_(old)
         self._in_one = own
         self()
-        if not all(map(torch.allclose, moved, expected, repeat(1e-3), repeat(1e-6))):
+        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-6) for pair in zip(moved, expected, strict=True)):
             raise RuntimeError("our own kernels do not agree with PyTorch's (in the update)")
 
     def begin(self, guard: Guard, shapes: Mapping[str, torch.Size], saved: Mapping[str, Mapping[str, Any]]) -> None:
@@ -82,6 +83,10 @@ class Update:
     def state_of_each(self) -> dict[str, dict[str, Any]]:
         """Return the optimizer's state of each parameter."""
         return self.flat.state_of_each(self.optimizer.state[self.flat.vector])
+
+    def start(self, pace: float) -> None:
+        """Start an epoch, in which scores move at this pace at the full rate."""
+        self.full_pace, self.factor = pace, math.nan  # whatever the next factor is, it is another
 
     def set_rate(self, factor: float) -> None:
         """Go on at a factor of the full rate, and of the full pace of scores."""
