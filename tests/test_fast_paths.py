@@ -313,22 +313,27 @@ def test_an_engine_compares_its_own_kernels_with_those_of_pytorch(is_wrong):
 @pytest.mark.parametrize("optimizer", [cps.SGD(0.1), cps.Adam(1e-2), cps.AdamW(1e-2)], ids=repr)
 def test_an_update_in_one_kernel_is_that_of_pytorch(optimizer):
     torch.manual_seed(0)
+    start, kept = torch.randn(5003, device=ACCELERATOR), torch.rand(5003, device=ACCELERATOR) < 0.3
+    slopes = torch.randn(5, 5003, device=ACCELERATOR)
     found = []
     for in_one in (False, True):
-        torch.manual_seed(1)
-        flat = Flat({"a": nn.Parameter(torch.randn(5003, device=ACCELERATOR))})
+        flat = Flat({"a": nn.Parameter(start.clone())})
         update = Update(flat, optimizer, flat.views, ())
         update.make_capturable(is_fused=not in_one)
-        kept = torch.rand(5003, device=ACCELERATOR) < 0.3
-        update.restore.keep({"a": Kept(kept, flat.vector.detach()[:5003].clone(), torch.zeros_like(kept))}, {})
-        for step in range(5):
-            flat.vector.grad.copy_(torch.randn_like(flat.vector))
+        update()
+        if in_one:
+            update.work_in_one()
+        assert (update._in_one is not None) == in_one
+        flat.views(flat.vector.detach())["a"].copy_(start)
+        update.begin({"a": Kept(kept, start.clone(), torch.zeros_like(kept))}, {}, {})
+        for step, slope in enumerate(slopes):
+            flat.views(flat.vector.grad)["a"].copy_(slope)
             update.set_rate(1 / (1 + step))
             update()
-            if in_one and step == 0:
-                update.work_in_one()
-        found.append((flat.vector.detach(), *update.state_of_each()["a"].values()))
+        found.append((flat.views(flat.vector.detach())["a"].clone(), *update.state_of_each()["a"].values()))
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[1][0][kept], start[kept])
+    assert not torch.equal(found[1][0][~kept], start[~kept])
 
 
 UNKNOWN = {
@@ -372,30 +377,25 @@ def test_an_update_in_one_kernel_that_does_something_else_is_refused(monkeypatch
 
 @needs_gpu
 def test_joined_norms_train_as_separate_ones_do():
-    """In bf16, so only nearly; a step too many or a wrong sign would show."""
+    """In bf16, so only nearly: no further from full precision than separate ones, within a factor."""
     torch.manual_seed(0)
     device = torch.device(ACCELERATOR)
     images, labels = torch.randn(32, 3, 16, 16, device=device), torch.arange(32, device=device) % 4
-    backbone = resnet18_third().to(device)
-    initial = copy.deepcopy(backbone.state_dict())
-    model = Classifier(backbone, nn.Linear(170, 4).to(device))
-    found = []
-    for is_quick in (True, False):
+    model = Classifier(resnet18_third().to(device), nn.Linear(170, 4).to(device))
+    initial, losses, moved = copy.deepcopy(model.state_dict()), [], []
+    for is_quick, is_narrow in ((True, True), (False, True), (False, False)):
         training = cps.Training(1, cps.SGD(0.01), batch_size=32)
-        engine = Engine(model, images, training, Presentation(), is_narrow=True, is_long=False, is_quick=is_quick)
+        engine = Engine(model, images, training, Presentation(), is_narrow=is_narrow, is_long=False, is_quick=is_quick)
         assert (engine.narrow is not None) == is_quick
-        backbone.load_state_dict(initial)
+        model.load_state_dict(initial)
         engine.begin(model, {}, None)
         plan = Plan([torch.arange(32)] * 8, torch.zeros(256, 0), [1.0] * 8, [1.0] * 8)
-        losses = float(engine.run(TensorExamples(images.repeat(8, 1, 1, 1), labels.repeat(8)), plan))
+        losses.append(float(engine.run(TensorExamples(images.repeat(8, 1, 1, 1), labels.repeat(8)), plan)))
         engine.settle()
-        found.append((losses, copy.deepcopy(backbone.state_dict())))
-    (ours, ourselves), (theirs, they) = found
-    assert ours == pytest.approx(theirs, rel=0.02)
-    for name, value in they.items():
-        moved = (value - initial[name]).float().norm()
-        assert (ourselves[name] - value).float().norm() <= 0.1 * moved + 1e-6, name
-    assert int(ourselves["norm.num_batches_tracked"]) == 8
+        moved.append({name: value.detach() - initial[name] for name, value in model.named_parameters()})
+        assert int(model.backbone.norm.num_batches_tracked) == 8
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    check_alike(*moved)
 
 
 OPTIMIZERS = [cps.SGD(0.05), cps.Adam(1e-2), cps.AdamW(1e-2)]
@@ -614,7 +614,7 @@ def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cu
     monkeypatch.setattr(cps.convolution, "LARGEST", 0)
     plain = run()
     assert plain[0] != first[0]  # other kernels, other bits
-    torch.testing.assert_close(plain[1], first[1], rtol=0.1, atol=0.02)
+    assert (plain[1] - first[1]).norm() < 0.15 * first[1].norm()  # in bf16, after eight steps
 
 
 @needs_gpu
