@@ -185,15 +185,17 @@ for number, channels, size, has_relu, has_shortcut in ways:
         close(done.result, total)
         close(ours.mean, mean), close(ours.variance, variance), close(ours.batches, torch.tensor(5))
         how = {"has_shortcut": has_shortcut, "has_relu": has_relu}
-        found = normalize_backward(gradient, done, signal, weight, bias, **how)
+        found = normalize_backward([gradient], done, signal, weight, bias, **how)
+        halves = normalize_backward([gradient / 4, 3 * gradient / 4], done, signal, weight, bias, **how)
     expected = signal.grad, weight.grad, bias.grad, shortcut.grad if has_shortcut else None
     assert (found[3] is not None) == has_shortcut
-    for one, other in zip(found, expected):
-        one is None or close(one, other)
+    for one, half, other in zip(found, halves, expected):
+        one is None or (close(one, other), close(half, other))
     layer = Norm(channels)
     layer.weight.data, layer.bias.data, layer.num_batches_tracked = weight.detach(), bias.detach(), torch.tensor(4)
     again = [None if value is None else value.detach().requires_grad_() for value in (signal, shortcut)]
-    _Normalize.apply(*again, layer.weight, layer.bias, layer, has_relu).backward(gradient)
+    both = _Normalize.apply(*again, layer.weight, layer.bias, layer, has_relu, True)
+    torch.autograd.backward(both, [0.25 * gradient, 0.75 * gradient])
     for one, other in zip((again[0].grad, layer.weight.grad, layer.bias.grad), expected):
         close(one, other)
     assert not has_shortcut or close(again[1].grad, shortcut.grad) is None
@@ -205,23 +207,38 @@ print("agrees")
     assert_agrees(script)
 
 
+@pytest.mark.parametrize(("channels", "kernel", "stride", "expected"), [
+    (64, 1, 2, True), (63, 1, 1, True), (63, 3, 2, True), (64, 1, 1, False), (64, 3, 2, False), (200, 3, 1, False),
+])  # fmt: skip
+def test_our_kernels_serve_where_they_are_the_faster_ones(channels, kernel, stride, expected):
+    from cps.convolution import _is_awkward
+
+    signal = torch.empty(1, device="meta").expand(128, channels, 32, 32)
+    weight = torch.empty(channels, channels, kernel, kernel, device="meta")
+    assert _is_awkward(weight, stride, signal) == expected
+    assert not _is_awkward(weight, stride, signal[:1].expand(2**20, -1, -1, -1))  # they could not count so far
+
+
 @pytest.mark.parametrize(
-    ("make", "size", "norms", "additions", "relus"),
+    ("make", "size", "norms", "additions", "relus", "twice"),
     [
-        (resnet18_third, 16, 20, 8, 17),
-        (cps.resnet32, 8, 31, 15, 16),
-        (large_resnet18, 64, 20, 8, 17),
-        (lambda: cps.SmallConvNet(3), 8, 3, 0, 3),
+        (resnet18_third, 16, 20, 8, 17, 8),
+        (cps.resnet32, 8, 31, 15, 16, 15),
+        (large_resnet18, 64, 20, 8, 17, 7),  # a pooling reads that of its stem
+        (lambda: cps.SmallConvNet(3), 8, 3, 0, 3, 0),
     ],
 )
-def test_norms_joined_to_what_follows_them_compute_the_same_under_the_same_names(make, size, norms, additions, relus):
+def test_norms_joined_to_what_is_around_them_compute_the_same_under_the_same_names(
+    make, size, norms, additions, relus, twice
+):
     backbone, images = make(), torch.randn(4, 3, size, size)
     twin = joined(copy.deepcopy(backbone))
     calls = [node for node in twin.graph.nodes if node.target in dict(twin.named_modules())]
     calls = [node for node in calls if isinstance(twin.get_submodule(node.target), Norm)]
     assert len(calls) == norms
     assert sum(node.args[1:2] not in ((), (None,)) for node in calls) == additions
-    assert sum(node.args[2:] == (True,) for node in calls) == relus
+    assert sum(node.args[2:3] == (True,) for node in calls) == relus
+    assert sum(node.args[3:] == (True,) for node in calls) == twice
     for mode in (True, False):
         torch.testing.assert_close(twin.train(mode)(images), backbone.train(mode)(images))
     ours, theirs = twin.state_dict(), backbone.state_dict()

@@ -82,7 +82,7 @@ class _Convolve(torch.autograd.Function):
 @torch.library.custom_op("cps::convolution", mutates_args=())
 def convolution(seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     """Return the convolution of images, all with channels last."""
-    if _is_awkward(weight, seen):
+    if _is_awkward(weight, stride, seen):
         from cps.kernels import convolve  # Triton is there only where GPUs are
 
         return convolve(seen, weight, stride, padding)
@@ -119,7 +119,7 @@ def convolution_backward(
 def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, needs_input: bool):
     outputs, channels, kernel, _ = weight.shape
     number = 1
-    if _is_awkward(weight, seen, gradient):
+    if _is_awkward(weight, stride, seen, gradient):
         from cps.kernels import Parts
 
         number = Parts.of(seen, gradient, kernel).number
@@ -129,7 +129,7 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
 
 def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
     height, width = seen.shape[2:]
-    is_awkward = _is_awkward(weight, seen, gradient)
+    is_awkward = _is_awkward(weight, stride, seen, gradient)
     if is_awkward and stride == 1:
         from cps.kernels import input_gradient
 
@@ -146,7 +146,7 @@ def _of_input(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, paddi
 def _of_weight(
     gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int, into: Tensor | None = None
 ) -> Tensor:
-    if _is_awkward(weight, seen, gradient):
+    if _is_awkward(weight, stride, seen, gradient):
         from cps.kernels import weight_gradient_parts
 
         parts = weight_gradient_parts(seen, gradient, weight.shape[2], stride, padding)
@@ -164,11 +164,12 @@ def _sum_of(parts: Tensor, into: Tensor | None = None) -> Tensor:
     return torch.sum(parts.permute(0, 1, 3, 4, 2), dim=0, out=there).permute(0, 3, 1, 2)
 
 
-def _is_awkward(weight: Tensor, *signals: Tensor) -> bool:
+def _is_awkward(weight: Tensor, stride: int, *signals: Tensor) -> bool:
     """Say whether our kernels are faster than cuDNN's for this weight, and can count so far."""
-    outputs, channels = weight.shape[:2]
+    outputs, channels, kernel, _ = weight.shape
     largest = max(signal.shape[0] * signal.shape[2] * signal.shape[3] for signal in signals) * max(outputs, channels)
-    return outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64) and largest < 2**31
+    is_small = outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
+    return (is_small or (kernel == 1 and stride > 1)) and largest < 2**31
 
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:

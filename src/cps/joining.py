@@ -19,16 +19,19 @@ FARTHEST = 2**31 - 2**16  # numbers that our kernels can count
 class Norm(nn.BatchNorm2d):
     """Batch norm, then the addition of a shortcut, then ReLU, as asked; fast in training under bf16 on a GPU."""
 
-    def forward(self, input: Tensor, shortcut: Tensor | None = None, has_relu: bool = False) -> Tensor:
-        """Return the normalised signal with what follows."""
+    def forward(
+        self, input: Tensor, shortcut: Tensor | None = None, has_relu: bool = False, is_twice: bool = False
+    ) -> Any:
+        """Return the normalised signal with what follows, twice if asked: then its two gradients need no addition."""
         is_like = shortcut is None or shortcut.shape == input.shape
         if is_like and self.training and convolution.runs_narrow(input) and input.numel() < FARTHEST:
             seen = input.contiguous(memory_format=torch.channels_last)
             beside = shortcut if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
-            return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu)
+            return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu, is_twice)
         result = super().forward(input)
         result = result if shortcut is None else result + shortcut
-        return F.relu(result) if has_relu else result
+        result = F.relu(result) if has_relu else result
+        return (result, result) if is_twice else result
 
     def kept(self) -> tuple[Any, ...]:
         """Return the running mean and variance, the number of batches, and the momentum."""
@@ -71,11 +74,13 @@ def _join(norm: fx.Node, traced: fx.GraphModule) -> None:
     has_relu = reader is not None and _is_relu(reader, traced)
     if reader is not None and has_relu:
         chain.append(reader)
-    if len(chain) == 1:
-        return
+    readers = list(chain[-1].users)
+    is_twice = len(readers) == 2
     with traced.graph.inserting_before(chain[-1]):
-        whole = traced.graph.call_module(str(norm.target), (norm.args[0], shortcut, has_relu))
-    chain[-1].replace_all_uses_with(whole)
+        whole = traced.graph.call_module(str(norm.target), (norm.args[0], shortcut, has_relu, is_twice))
+        parts = [traced.graph.call_function(operator.getitem, (whole, i)) for i in range(2)] if is_twice else ()
+    for reader, part in zip(readers, parts or [whole] * len(readers), strict=True):
+        reader.replace_input_with(chain[-1], part)
     for node in reversed(chain):
         traced.graph.erase_node(node)
 
@@ -110,8 +115,15 @@ def _can_join(layer: nn.Module) -> bool:
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, signal: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, layer: Norm, has_relu: bool
-    ) -> Tensor:
+        ctx: Any,
+        signal: Tensor,
+        shortcut: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        layer: Norm,
+        has_relu: bool,
+        is_twice: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         from cps.norms import Running, normalize  # Triton is there only where GPUs are
 
         running = Running(*layer.kept())
@@ -119,16 +131,15 @@ class _Normalize(torch.autograd.Function):
         ctx.has_shortcut, ctx.has_relu = shortcut is not None, has_relu
         seen = done.result if ctx.has_shortcut and has_relu else signal
         ctx.save_for_backward(seen, done.mean, done.scale, signal, weight, bias)
-        return done.result
+        return (done.result, done.result.view_as(done.result)) if is_twice else done.result
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         from cps.norms import Normalized, normalize_backward
 
         *done, signal, weight, bias = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
         of_signal, of_weight, of_bias, of_shortcut = normalize_backward(
-            gradient,
+            [gradient.contiguous(memory_format=torch.channels_last) for gradient in gradients],
             Normalized(*done),
             signal,
             weight,
@@ -136,4 +147,4 @@ class _Normalize(torch.autograd.Function):
             has_shortcut=ctx.has_shortcut,
             has_relu=ctx.has_relu,
         )
-        return of_signal, of_shortcut, of_weight, of_bias, None, None
+        return of_signal, of_shortcut, of_weight, of_bias, None, None, None

@@ -1,13 +1,16 @@
 """Kernels in Triton: batch norm with the addition and the ReLU that follow it, two kernels forward and two backward.
 
-Signals have their channels last: they are rows of channels. Sums over the rows are taken in parts, and the last program
-to finish adds the parts up in a fixed order: the same inputs always give the same bits.
+Signals have their channels last: they are rows of channels. All programs together sweep over them once, each with loads
+under way for its next steps, and the last to finish adds up what each has found, in a fixed order: the same inputs
+always give the same bits.
 """
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
 import triton.language as tl
+
+AT_ONCE = tl.constexpr(32)  # parts that are added up in a step
 
 
 @triton.jit
@@ -18,20 +21,10 @@ def _channels(CHANNELS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def _places(step, steps, channel, known, rows, CHANNELS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Return where the numbers of one step of this program's part lie, and which of them there are."""
-    row = (tl.program_id(0) * steps + step) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+def _places(step, channel, known, rows, CHANNELS: tl.constexpr, BLOCK_ROWS: tl.constexpr):
+    """Return where the numbers of one step of this program lie, and which of them there are."""
+    row = (step * tl.num_programs(0) + tl.program_id(0)) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     return row[:, None] * CHANNELS + channel[None, :], (row < rows)[:, None] & known[None, :]
-
-
-@triton.jit
-def _slope(gradient, result, normal, place, inside, HAS_SHORTCUT: tl.constexpr, HAS_RELU: tl.constexpr):
-    """Return the gradient before the ReLU. Without a shortcut, what it saw was the normalised signal."""
-    slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
-    if HAS_RELU:
-        seen = tl.load(result + place, mask=inside, other=0.0) if HAS_SHORTCUT else normal
-        slope = tl.where(seen > 0, slope, 0.0)
-    return slope
 
 
 @triton.jit
@@ -48,11 +41,14 @@ def _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS:
 
 
 @triton.jit
-def _total(sums, channel, known, CHANNELS: tl.constexpr, PARTS: tl.constexpr):
-    """Add up what each part has stored."""
-    part = tl.arange(0, PARTS)
-    there = (part < tl.num_programs(0))[:, None] & known[None, :]
-    return tl.sum(tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0), axis=0)
+def _total(sums, channel, known, CHANNELS: tl.constexpr, BLOCK_CHANNELS: tl.constexpr):
+    """Add up what each program has stored."""
+    found = tl.zeros([AT_ONCE, BLOCK_CHANNELS], dtype=tl.float32)
+    for first in range(0, tl.num_programs(0), AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        there = (part < tl.num_programs(0))[:, None] & known[None, :]
+        found += tl.load(sums + part[:, None] * CHANNELS + channel[None, :], mask=there, other=0.0)
+    return tl.sum(found, axis=0)
 
 
 @triton.jit(do_not_specialize=["rows", "steps"])
@@ -73,22 +69,22 @@ def moments(
     CHANNELS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Find mean and scale (one over the deviation) of each channel, and move the running ones."""
     channel, known = _channels(CHANNELS, BLOCK_CHANNELS)
     origin = tl.load(signal + channel, mask=known, other=0.0).to(tl.float32)  # near the mean, so nothing cancels
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
-    for step in range(steps):
-        place, inside = _places(step, steps, channel, known, rows, CHANNELS, BLOCK_ROWS)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        place, inside = _places(step, channel, known, rows, CHANNELS, BLOCK_ROWS)
         value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
         apart = tl.where(inside, value - origin[None, :], 0.0)
         first += apart
         second += apart * apart
     if _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS):
-        apart = _total(firsts, channel, known, CHANNELS, PARTS) / rows
-        variance = _total(seconds, channel, known, CHANNELS, PARTS) / rows - apart * apart
+        apart = _total(firsts, channel, known, CHANNELS, BLOCK_CHANNELS) / rows
+        variance = _total(seconds, channel, known, CHANNELS, BLOCK_CHANNELS) / rows - apart * apart
         variance = tl.maximum(variance, 0.0)
         tl.store(mean + channel, origin + apart, mask=known)
         tl.store(scale + channel, 1.0 / tl.sqrt(variance + epsilon), mask=known)
@@ -132,8 +128,10 @@ def apply(
 @triton.jit(do_not_specialize=["rows", "steps"])
 def sums_of_gradient(
     gradient,
+    other,
     result,
     signal,
+    slopes,
     mean,
     scale,
     weight,
@@ -146,13 +144,17 @@ def sums_of_gradient(
     rows,
     steps,
     CHANNELS: tl.constexpr,
+    HAS_OTHER: tl.constexpr,
     HAS_SHORTCUT: tl.constexpr,
     HAS_RELU: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
-    """Find the gradients of weight and bias."""
+    """Find the gradients of weight and bias; with a shortcut or two gradients, store that before the ReLU in `slopes`.
+
+    What the ReLU saw was positive where the result is; without a shortcut, it was the normalised signal.
+    """
     channel, known = _channels(CHANNELS, BLOCK_CHANNELS)
     middle = tl.load(mean + channel, mask=known, other=0.0)[None, :]
     factor = tl.load(scale + channel, mask=known, other=0.0)[None, :]
@@ -160,21 +162,27 @@ def sums_of_gradient(
     shift = tl.load(bias + channel, mask=known, other=0.0)[None, :]
     first = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
     second = tl.zeros([BLOCK_ROWS, BLOCK_CHANNELS], dtype=tl.float32)
-    for step in range(steps):
-        place, inside = _places(step, steps, channel, known, rows, CHANNELS, BLOCK_ROWS)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        place, inside = _places(step, channel, known, rows, CHANNELS, BLOCK_ROWS)
         value = (tl.load(signal + place, mask=inside, other=0.0).to(tl.float32) - middle) * factor
-        slope = _slope(gradient, result, value * slant + shift, place, inside, HAS_SHORTCUT, HAS_RELU)
+        slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_OTHER:
+            slope += tl.load(other + place, mask=inside, other=0.0).to(tl.float32)
+        if HAS_RELU:
+            seen = tl.load(result + place, mask=inside, other=0.0) if HAS_SHORTCUT else value * slant + shift
+            slope = tl.where(seen > 0, slope, 0.0)
+        if HAS_OTHER or (HAS_SHORTCUT and HAS_RELU):
+            tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=inside)
         first += slope * value
         second += slope
     if _is_last(firsts, seconds, finished, first, second, channel, known, CHANNELS):
-        tl.store(of_weight + channel, _total(firsts, channel, known, CHANNELS, PARTS), mask=known)
-        tl.store(of_bias + channel, _total(seconds, channel, known, CHANNELS, PARTS), mask=known)
+        tl.store(of_weight + channel, _total(firsts, channel, known, CHANNELS, BLOCK_CHANNELS), mask=known)
+        tl.store(of_bias + channel, _total(seconds, channel, known, CHANNELS, BLOCK_CHANNELS), mask=known)
 
 
 @triton.jit
 def gradient_of_signal(
-    gradient,
-    result,
+    slopes,
     signal,
     mean,
     scale,
@@ -183,24 +191,21 @@ def gradient_of_signal(
     of_weight,
     of_bias,
     of_signal,
-    of_shortcut,
     size,
     share,
     CHANNELS: tl.constexpr,
-    HAS_SHORTCUT: tl.constexpr,
     HAS_RELU: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Find the gradients of the signal and of the shortcut; `share` is one over the number of rows."""
+    """Find the gradient of the signal, from that after the ReLU if it has one; `share` is one over the rows."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside, channel = place < size, place % CHANNELS
     factor, slant = tl.load(scale + channel), tl.load(weight + channel)
     value = tl.load(signal + place, mask=inside, other=0.0).to(tl.float32)
     value = (value - tl.load(mean + channel)) * factor
-    normal = value * slant + tl.load(bias + channel)
-    slope = _slope(gradient, result, normal, place, inside, HAS_SHORTCUT, HAS_RELU)
-    if HAS_SHORTCUT and HAS_RELU:  # without a ReLU it is the gradient itself
-        tl.store(of_shortcut + place, slope.to(of_shortcut.dtype.element_ty), mask=inside)
+    slope = tl.load(slopes + place, mask=inside, other=0.0).to(tl.float32)
+    if HAS_RELU:
+        slope = tl.where(value * slant + tl.load(bias + channel) > 0, slope, 0.0)
     slope -= (tl.load(of_bias + channel) + value * tl.load(of_weight + channel)) * share
     slope *= slant * factor
     tl.store(of_signal + place, slope.to(of_signal.dtype.element_ty), mask=inside)

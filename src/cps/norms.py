@@ -2,6 +2,7 @@
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -12,8 +13,9 @@ from torch import Tensor
 import cps.norm_kernels as kernels
 from cps.launching import TYPICAL, launch
 
-MOST_PARTS = 128  # enough to fill a GPU
-TILE = 8192  # numbers that a program looks at in a step
+MOST_PARTS = 132  # one for each multiprocessor of a large GPU
+TILE = 4096  # numbers that a program looks at in a step
+STAGES = 4  # steps whose loads are under way at a time
 WARPS = 4
 BLOCK = 2048  # numbers of a program that has nothing to add up
 MOST_BLOCKS = 1024  # of channels
@@ -53,7 +55,7 @@ def normalize(
     launch(
         kernels.moments, (cut.parts, cut.blocks), signal, firsts, seconds, _finished(signal.device), mean, scale,
         running.mean, running.variance, running.batches, cut.rows, cut.steps, running.momentum, epsilon, channels,
-        cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
+        cut.block_rows, cut.block_channels, STAGES, num_warps=WARPS,
     )  # fmt: skip
     result = torch.empty_like(signal)
     launch(
@@ -64,7 +66,7 @@ def normalize(
 
 
 def normalize_backward(
-    gradient: Tensor,
+    gradients: Sequence[Tensor],
     done: Normalized,
     signal: Tensor,
     weight: Tensor,
@@ -73,27 +75,29 @@ def normalize_backward(
     has_shortcut: bool,
     has_relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of signal, weight, bias and shortcut."""
-    channels, cut = signal.shape[1], _Cut.of(signal)
+    """Return the gradients of signal, weight, bias and shortcut, from one or two that add up to that of the result."""
+    channels, cut, has_other = signal.shape[1], _Cut.of(signal), len(gradients) > 1
     of_weight, of_bias = _empty(2, channels, like=signal)
     firsts, seconds = _empty(2, cut.parts, channels, like=signal)
+    is_stored = has_other or (has_shortcut and has_relu)
+    slopes = torch.empty_like(signal) if is_stored else gradients[0]
     launch(
-        kernels.sums_of_gradient, (cut.parts, cut.blocks), gradient, done.result, signal, done.mean, done.scale,
-        weight, bias, firsts, seconds, _finished(signal.device), of_weight, of_bias, cut.rows, cut.steps, channels,
-        has_shortcut, has_relu, cut.block_rows, cut.block_channels, cut.most_parts, num_warps=WARPS,
+        kernels.sums_of_gradient, (cut.parts, cut.blocks), gradients[0], gradients[-1], done.result,
+        signal, slopes, done.mean, done.scale, weight, bias, firsts, seconds, _finished(signal.device), of_weight,
+        of_bias, cut.rows, cut.steps, channels, has_other, has_shortcut, has_relu, cut.block_rows, cut.block_channels,
+        STAGES if channels >= 64 else 1, num_warps=WARPS,
     )  # fmt: skip
     of_signal = torch.empty_like(signal)
-    of_shortcut = torch.empty_like(signal) if has_shortcut and has_relu else gradient
     launch(
-        kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), gradient, done.result, signal, done.mean,
-        done.scale, weight, bias, of_weight, of_bias, of_signal, of_shortcut, signal.numel(), 1 / cut.rows, channels,
-        has_shortcut, has_relu, BLOCK,
+        kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), slopes, signal, done.mean, done.scale,
+        weight, bias, of_weight, of_bias, of_signal, signal.numel(), 1 / cut.rows, channels,
+        has_relu and not is_stored, BLOCK,
     )  # fmt: skip
-    return of_signal, of_weight, of_bias, of_shortcut if has_shortcut else None
+    return of_signal, of_weight, of_bias, slopes if has_shortcut else None
 
 
 class _Cut(NamedTuple):
-    """How the rows are cut into parts, each of some steps of a block; `most_parts` for a batch of any size."""
+    """How the rows are cut into steps of a block, taken in turn by so many programs (`parts`)."""
 
     rows: int
     parts: int
@@ -101,7 +105,6 @@ class _Cut(NamedTuple):
     steps: int
     block_rows: int
     block_channels: int
-    most_parts: int
 
     @staticmethod
     def of(signal: Tensor) -> "_Cut":
@@ -112,8 +115,7 @@ class _Cut(NamedTuple):
         wanted = max(1, MOST_PARTS // blocks)
         block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(typical, wanted))))
         steps = triton.cdiv(rows, block_rows * wanted)
-        parts, most_parts = triton.cdiv(rows, block_rows * steps), triton.next_power_of_2(wanted)
-        return _Cut(rows, parts, blocks, steps, block_rows, block_channels, most_parts)
+        return _Cut(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
 
 
 def _empty(*shape: int, like: Tensor) -> Tensor:
