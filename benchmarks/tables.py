@@ -5,23 +5,20 @@ import re
 import statistics
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from benchmarks import growth
+from benchmarks.one_image import choice_table, single_sentence, single_table, strangers_table, streams_table
+from benchmarks.published import RESULTS, ROOT, markdown, published_runs, ran_on, read
 from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table
 from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
 from cps.report import group_table
-
-PAPER = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def digits_table() -> str:
     """Return the table of the demo in the README."""
     run = read("digits")
-    lines = [_markdown(*group_table(run))]
+    lines = [markdown(*group_table(run))]
     note = f"One run, seed {run['seed']}, {run['device']}, torch {run['versions']['torch']}; "
     note += f"{run['seconds']['learn']:.0f} s to learn the five tasks."
     return "\n".join([*lines, "", note])
@@ -36,20 +33,34 @@ def speed_table(name: str) -> str:
         for row in run["results"]
     ]
     note = f"{run['device']}, torch {run['versions']['torch']}; all in {run['seconds']:.0f} s."
-    return "\n".join([_markdown(head, rows), "", note])
+    return "\n".join([markdown(head, rows), "", note])
 
 
-def published_runs(*recipes: str) -> list[dict[str, Any]]:
-    """Return the published runs of some recipes, or of all of the paper's, by recipe and order."""
-    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
-    runs = [run for run in found if run.get("recipe") in (recipes or PAPER)]
-    return sorted(runs, key=lambda run: ((recipes or PAPER).index(run["recipe"]), str(run["order"])))
+def whole_table() -> str:
+    """Return how long the paper's experiments take from the first image to the last figure."""
+    runs = [json.loads((RESULTS / "alone" / f"cifar100-{tasks}-1993.json").read_text()) for tasks in (5, 10, 20)]
+    rows = []
+    for run in runs:
+        epochs = f"{run['epochs'][0]} + {run['rounds']} x {run['epochs'][1]}"
+        parts = [run["seconds"]["learn"], run["seconds"]["evaluate"]]
+        accuracy = run["class_il"]["Cascade"]["20"]["ACC"], run["class_il"]["Cascade"]["1"]["ACC"]
+        rows.append([run["recipe"], epochs, *(f"{value:.1f}" for value in (*parts, sum(parts), *accuracy))])
+    head = [
+        "recipe",
+        "epochs a task",
+        "learning, s",
+        "evaluation at all group sizes, s",
+        "together, s",
+        "groups of 20, %",
+    ]
+    note = f"Order 1993; {runs[0]['device']}, torch {runs[0]['versions']['torch']}, alone on the machine."
+    return "\n".join([markdown([*head, "one image, %"], rows), "", note])
 
 
 def paper_table(make: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]], *recipes: str) -> str:
     """Return a table of the published runs, and where they ran."""
     runs = published_runs(*recipes)
-    return "\n".join([_markdown(*make(runs)), "", _ran_on(runs)])
+    return "\n".join([markdown(*make(runs)), "", ran_on(runs)])
 
 
 def cifar_table() -> str:
@@ -66,12 +77,7 @@ def cifar_table() -> str:
         figures = [found("Cascade", "1"), found("MaxOutput", "1"), found("Cascade", "20"), known, taken]
         rows.append([f"{tasks} tasks of {100 // tasks}", *figures])
     head = ["CIFAR-100 (%)", "one image", "one image, paper's selector", "groups of 20", "task known", "weights taken"]
-    return "\n".join([_markdown(head, rows), "", _ran_on(published_runs("cifar100-10"))])
-
-
-def _ran_on(runs: list[dict[str, Any]]) -> str:
-    devices = " and ".join(sorted({f"{run['device']}, torch {run['versions']['torch']}" for run in runs}))
-    return f"Mean and standard deviation over class orders; {devices}."
+    return "\n".join([markdown(head, rows), "", ran_on(published_runs("cifar100-10"))])
 
 
 def model_files_table() -> str:
@@ -81,7 +87,7 @@ def model_files_table() -> str:
     rows = [[kind, *(f"{number:,}" for number in counts.values())] for kind, counts in run["counts"].items()]
     note = f"{run['cases']:,} cases in {run['minutes']:.0f} minutes, {run['mebibytes']:.0f} MiB of memory at most; "
     note += f"{run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([_markdown(head, rows), "", note])
+    return "\n".join([markdown(head, rows), "", note])
 
 
 def load_table() -> str:
@@ -96,7 +102,7 @@ def load_table() -> str:
     ]
     note = f"{run['model']}; {run['seconds']:.0f} seconds each; server and clients on one machine: "
     note += f"{run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([_markdown(head, rows), "", note])
+    return "\n".join([markdown(head, rows), "", note])
 
 
 def requests_sentence() -> str:
@@ -118,50 +124,6 @@ def inbox_sentence() -> str:
     )
 
 
-def streams_table() -> str:
-    """Return the accuracy on images in a row, by how often their task changes."""
-    run = read("streams")
-    rates = list(next(iter(run["streams"].values())))
-    rows = [[name, *(f"{found[rate]:.1f}" for rate in rates)] for name, found in run["streams"].items()]
-    head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
-    note = f"{run['images']:,} test images in each stream; `{run['recipe']}`, order {run['order']}."
-    return "\n".join([_markdown(head, rows), "", note])
-
-
-def strangers_table() -> str:
-    """Return how many known images and strangers are called unknown."""
-    run = read("streams")
-    found = run["strangers"]
-    rows = [
-        [share, *(f"{value:.1f}" for value in cells)] for share, cells in found["rejected (known, strangers)"].items()
-    ]
-    note = (
-        f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; `{run['recipe']}`, order {run['order']}, five of ten "
-    )
-    note += "tasks learned, the test images of the others as strangers."
-    return "\n".join([_markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows), "", note])
-
-
-def choice_table() -> str:
-    """Return what each way of training gave after two tasks, on images held out of training."""
-    rows = []
-    for key, found in read("ablation-choice").items():
-        parts = key.split(": ")[1].removeprefix("first").replace("+", ", ").removeprefix(", ").strip()
-        best = found["class_il"]["largest output"]["1"]
-        figures = [found["task_il"], statistics.fmean(found["auroc"]), best, found["taken"]]
-        rows.append(
-            [
-                {"": "as it was first", "again": "the same again"}.get(parts, parts),
-                *(f"{value:.1f}" for value in figures),
-            ]
-        )
-    head = ["training", "task known", "AUROC", "one image, largest output", "weights taken"]
-    run = next(iter(read("ablation-choice").values()))
-    note = "All in %; two of ten tasks, 500 images of each, AUROC against the images of all others; "
-    note += f"{run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([_markdown(head, rows), "", note])
-
-
 def crowding_table() -> str:
     """Return how well each task of the digits is learned in a network that fills up, by the way of sharing it."""
     run = read("crowding-cpu")
@@ -175,22 +137,14 @@ def crowding_table() -> str:
     head = ["way", *(f"task {task + 1}" for task in tasks), "mean", "% free at the end"]
     orders = len(next(iter(run["ways"].values())))
     note = f"Mean over {orders} class orders; {run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([_markdown(head, rows), "", note])
-
-
-def _markdown(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
-
-
-def read(name: str) -> dict[str, Any]:
-    """Return the results of a published run."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return "\n".join([markdown(head, rows), "", note])
 
 
 TABLES = {
-    "README.md": {"digits": digits_table, "cifar": cifar_table},
+    "README.md": {"digits": digits_table, "cifar": cifar_table, "single": single_sentence},
     "docs/performance.md": {
         "h200": partial(speed_table, "benchmarks-h200"),
+        "whole": whole_table,
         "cpu": partial(speed_table, "benchmarks-cpu"),
     },
     "docs/reproducing.md": {
@@ -198,7 +152,12 @@ TABLES = {
         "metrics": partial(paper_table, metrics_table),
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
-    "docs/one-image.md": {"choice": choice_table, "streams": streams_table, "strangers": strangers_table},
+    "docs/one-image.md": {
+        "single": single_table,
+        "choice": choice_table,
+        "streams": streams_table,
+        "strangers": strangers_table,
+    },
     "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
     "docs/folders.md": {"inbox": inbox_sentence},

@@ -28,8 +28,7 @@ class Classifier(nn.Module):
     def forward(self, pixels: Tensor, labels: Tensor | None = None, loss: Loss | None = None) -> Tensor:
         """Return the logits, shape (N, classes); with labels and a loss, what that makes of them."""
         features = self.backbone(pixels)
-        with torch.autocast(features.device.type, enabled=False):  # a few numbers: in full, without casting to and fro
-            logits = self.head(features.to(self.head.weight.dtype))
+        logits = self.head(features)
         return logits if labels is None or loss is None else loss(features, logits, labels)
 
 

@@ -1,0 +1,100 @@
+"""Tables of docs/one-image.md."""
+
+import statistics
+
+from benchmarks.published import markdown, published_runs, ran_on, read
+from cps.comparison import mean_and_spread
+
+SINGLE = {
+    "cifar100-10-single": "10 tasks of 10",
+    "cifar100-20-single": "20 tasks of 5",
+    "cifar100-5-single": "5 tasks of 20",
+    "cifar100-b50-single": "50, then 5 tasks of 10",
+}
+
+
+def single_table() -> str:
+    """Return what the recipes for single images reach, and what they cost."""
+    head = ["CIFAR-100", "orders", "one image", "its task found", "AIA", "groups of 20", "task known", "weights taken"]
+    head += ["epochs a task", "minutes of training", "operations an image"]
+    rows, every = [], []
+    for name, cut in SINGLE.items():
+        runs = published_runs(name)
+        every += runs
+        if runs:
+            ones = [run["class_il"]["Cascade"]["1"] for run in runs]
+            figures = [
+                [one["ACC"] for one in ones],
+                [statistics.fmean(one["selection"][-1]) for one in ones],
+                [one["AIA"] for one in ones],
+                [run["class_il"]["Cascade"]["20"]["ACC"] for run in runs],
+                [run["task_il"]["ACC"] for run in runs],
+                [run["subnetworks"][-1]["taken"] for run in runs],
+            ]
+            epochs = f"{runs[0]['epochs'][0]} + {runs[0]['rounds']} x {runs[0]['epochs'][1]}"
+            minutes = mean_and_spread([run["seconds"]["learn"] / 60 for run in runs])
+            operations = [sum(part["operations"] for part in run["subnetworks"]) / 1e9 for run in runs]
+            costs = [epochs, minutes, f"{statistics.fmean(operations):.0f} G"]
+            rows.append([cut, str(len(runs)), *map(mean_and_spread, figures), *costs])
+    note = f"In %; one ResNet-18 of {every[0]['weights'] / 1e6:.1f} million weights for all tasks together. Every "
+    note += "subnetwork looks at an image in four turns and their mirror images; that many looks of the dense network "
+    note += f"are {every[0]['dense']['operations'] / 1e9:.1f} G operations. {ran_on(every)}"
+    return "\n".join([markdown(head, rows), "", note])
+
+
+def single_sentence() -> str:
+    """Return what the recipes for single images reach, in a few words."""
+    found = []
+    for name, cut in SINGLE.items():
+        runs = published_runs(name)
+        if runs:
+            one, twenty = (
+                mean_and_spread([r["class_il"]["Cascade"][size]["ACC"] for r in runs]) for size in ("1", "20")
+            )
+            orders = f"{len(runs)} order{'s' * (len(runs) > 1)}"
+            found.append(f"{one}% of single images and {twenty}% in groups of 20 in {cut} ({orders})")
+    return "; ".join(found) + "."
+
+
+def choice_table() -> str:
+    """Return what each way of training gave after two tasks, on images held out of training."""
+    rows = []
+    for key, found in read("ablation-choice").items():
+        parts = key.split(": ")[1].removeprefix("first").replace("+", ", ").removeprefix(", ").strip()
+        best = found["class_il"]["largest output"]["1"]
+        figures = [found["task_il"], statistics.fmean(found["auroc"]), best, found["taken"]]
+        rows.append(
+            [
+                {"": "as it was first", "again": "the same again"}.get(parts, parts),
+                *(f"{value:.1f}" for value in figures),
+            ]
+        )
+    head = ["training", "task known", "AUROC", "one image, largest output", "weights taken"]
+    run = next(iter(read("ablation-choice").values()))
+    note = "All in %; two of ten tasks, 500 images of each, AUROC against the images of all others; "
+    note += f"{run['device']}, torch {run['versions']['torch']}."
+    return "\n".join([markdown(head, rows), "", note])
+
+
+def streams_table() -> str:
+    """Return the accuracy on images in a row, by how often their task changes."""
+    run = read("streams")
+    rates = list(next(iter(run["streams"].values())))
+    rows = [[name, *(f"{found[rate]:.1f}" for rate in rates)] for name, found in run["streams"].items()]
+    head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
+    note = f"{run['images']:,} test images in each stream; `{run['recipe']}`, order {run['order']}."
+    return "\n".join([markdown(head, rows), "", note])
+
+
+def strangers_table() -> str:
+    """Return how many known images and strangers are called unknown."""
+    run = read("streams")
+    found = run["strangers"]
+    rows = [
+        [share, *(f"{value:.1f}" for value in cells)] for share, cells in found["rejected (known, strangers)"].items()
+    ]
+    note = (
+        f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; `{run['recipe']}`, order {run['order']}, five of ten "
+    )
+    note += "tasks learned, the test images of the others as strangers."
+    return "\n".join([markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows), "", note])

@@ -1,0 +1,32 @@
+"""What benchmarks/results holds, and how it is written down."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+PAPER = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return the results of a published run."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def published_runs(*recipes: str) -> list[dict[str, Any]]:
+    """Return the published runs of some recipes, or of all of the paper's, by recipe and order."""
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
+    runs = [run for run in found if run.get("recipe") in (recipes or PAPER)]
+    return sorted(runs, key=lambda run: ((recipes or PAPER).index(run["recipe"]), str(run["order"])))
+
+
+def ran_on(runs: list[dict[str, Any]]) -> str:
+    """Return where runs were made."""
+    devices = " and ".join(sorted({f"{run['device']}, torch {run['versions']['torch']}" for run in runs}))
+    return f"Mean and standard deviation over class orders; {devices}."
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """Return a table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
