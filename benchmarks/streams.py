@@ -5,9 +5,10 @@ strangers only the first half of the tasks counts as learned; images of the othe
 """
 
 import argparse
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import cps
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
 from cps.data import as_examples, in_order
+from cps.evidence import Evidence, Outputs
 from cps.familiarity import STEPS, how_familiar
 from cps.metrics import auroc, false_positive_rate
 from cps.recipes import RECIPES
@@ -26,7 +28,18 @@ from cps.subnetwork import local_labels
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
 REJECT = (0.01, 0.05, 0.1, 0.2)
-Tested = list[tuple[Tensor, list[Any]]]  # images and their classes, by task
+
+
+class Tested(NamedTuple):
+    """Test images of all tasks, one task after the other: what subnetworks say about them, their classes, and tasks."""
+
+    outputs: Sequence[Outputs]
+    classes: list[Any]
+    tasks: Tensor
+
+    def evidence(self, which: Tensor, tasks: int) -> Evidence:
+        """Return the evidence of some of the images by the first subnetworks."""
+        return Evidence(lambda asked: [Outputs(*(part[which] for part in self.outputs[task])) for task in asked], tasks)
 
 
 def main() -> None:
@@ -40,41 +53,56 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     recipe = RECIPES[arguments.recipe]()
-    learner = cps.load(arguments.model, recipe.backbone())
-    tested = [_images_of(task) for task in recipe.scenario(arguments.data, arguments.order)]
+    learner = cps.load(arguments.model, recipe.backbone(), **recipe.learner_settings())
+    tested = look(learner, recipe.scenario(arguments.data, arguments.order))
+    selectors = {selector.name: selector for selector in learner.selectors if selector.name in ("Cascade", "MaxOutput")}
     found = {
         "recipe": recipe.name,
         "order": arguments.order,
         "device": describe_device(learner.fabric),
         "versions": versions(),
         "images": arguments.images,
-        "streams": streams(learner, tested, arguments.images),
-        "strangers": strangers(learner, tested),
+        "streams": {name: streams(learner, each, tested, arguments.images) for name, each in selectors.items()},
+        "strangers": strangers(learner, selectors["Cascade"], tested),
     }
     write_text(arguments.out, compact(found))
 
 
-def streams(learner: cps.Learner, tested: Tested, images: int) -> dict[str, dict[str, float]]:
-    """Return the accuracy of each selector on streams that change their task at each rate."""
-    found: dict[str, dict[str, float]] = {}
-    for selector in (cps.Cascade(), cps.MaxOutput()):
-        for rate in RATES:
-            pictures, truth = _stream_of(tested, rate, images)
-            stream = learner.stream(selector=selector)
-            said = [name for part in pictures.split(500) for name in stream.predict(part).classes]
-            right = sum(a == b for a, b in zip(said, truth, strict=True))
-            found.setdefault(selector.name, {})[str(rate)] = 100 * right / images
-            print(selector.name, rate, found[selector.name][str(rate)], flush=True)
+def look(learner: cps.Learner, tasks: Iterable[cps.Task]) -> Tested:
+    """Let every subnetwork look at all test images."""
+    classes, numbers, outputs = [], [], []
+    for number, task in enumerate(tasks):
+        names = list(task.classes)
+        for images, labels in in_order(as_examples(task.test, partial(local_labels, names))):
+            classes += [names[label] for label in labels.tolist()]
+            numbers += [number] * len(labels)
+            outputs.append(list(learner.evidence(images)))
+    joined = [Outputs(*(torch.cat(parts) for parts in zip(*each, strict=True))) for each in zip(*outputs, strict=True)]
+    return Tested(joined, classes, torch.tensor(numbers))
+
+
+def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images: int) -> dict[str, float]:
+    """Return the accuracy on streams that change their task at each rate."""
+    found = {}
+    for rate in RATES:
+        chosen = _stream_of(tested.tasks, rate, images)
+        evidence = tested.evidence(chosen.to(learner.network.device), len(tested.outputs))
+        said = learner.stream(selector=selector).predict_by(evidence, images).classes
+        found[str(rate)] = 100 * sum(tested.classes[i] == name for i, name in zip(chosen, said, strict=True)) / images
+        print(selector.name, rate, found[str(rate)], flush=True)
     return found
 
 
-def strangers(learner: cps.Learner, tested: Tested) -> dict[str, Any]:
+def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> dict[str, Any]:
     """Return how well images of tasks that were not learned are told from others, with the first half learned."""
-    half = len(tested) // 2
-    parts = tested[:half], tested[half:]
-    every, learner.network.subnetworks = learner.network.subnetworks, learner.network.subnetworks[:half]
-    known, strange = (torch.cat([_familiarity(learner, images) for images, _ in part]) for part in parts)
-    learner.network.subnetworks = every
+    network, half = learner.network, len(tested.outputs) // 2
+    every, network.subnetworks = network.subnetworks, network.subnetworks[:half]
+    evidence = tested.evidence(torch.arange(len(tested.tasks), device=network.device), half)
+    groups = consecutive_groups(len(tested.tasks), 1, network.device)
+    tasks = select(selector, evidence, network.statistics(selector.name), groups)
+    familiar = how_familiar(network, evidence, tasks).cpu()
+    network.subnetworks = every
+    known, strange = familiar[tested.tasks < half], familiar[tested.tasks >= half]
     share = {str(r): [100 * float((s < r * STEPS).float().mean()) for s in (known, strange)] for r in REJECT}
     print("AUROC", auroc(known, strange), "rejected", share, flush=True)
     return {
@@ -84,30 +112,18 @@ def strangers(learner: cps.Learner, tested: Tested) -> dict[str, Any]:
     }
 
 
-def _familiarity(learner: cps.Learner, images: Tensor) -> Tensor:
-    evidence = learner.evidence(images)
-    selector = cps.Cascade()
-    groups = consecutive_groups(len(images), 1, learner.network.device)
-    tasks = select(selector, evidence, learner.network.statistics(selector.name), groups)
-    return how_familiar(learner.network, evidence, tasks).cpu()
-
-
-def _stream_of(tested: Tested, rate: float, images: int) -> tuple[Tensor, list[Any]]:
-    """Return images in a row, the next one of another task at that rate."""
+def _stream_of(tasks: Tensor, rate: float, images: int) -> Tensor:
+    """Return which images come in a row, the next one of another task at that rate."""
     draws = np.random.default_rng(0)
-    task = int(draws.integers(len(tested)))
+    number = int(tasks.max()) + 1
+    places = [(tasks == task).nonzero()[:, 0] for task in range(number)]
+    task = int(draws.integers(number))
     chosen = []
     for _ in range(images):
         if draws.random() < rate:
-            task = int((task + draws.integers(1, len(tested))) % len(tested))
-        chosen.append((task, int(draws.integers(len(tested[task][1])))))
-    return torch.stack([tested[t][0][i] for t, i in chosen]), [tested[t][1][i] for t, i in chosen]
-
-
-def _images_of(task: cps.Task) -> tuple[Tensor, list[Any]]:
-    names = list(task.classes)
-    batches = list(in_order(as_examples(task.test, partial(local_labels, names))))
-    return torch.cat([images for images, _ in batches]), [names[i] for _, labels in batches for i in labels.tolist()]
+            task = int((task + draws.integers(1, number)) % number)
+        chosen.append(int(places[task][int(draws.integers(len(places[task])))]))
+    return torch.tensor(chosen)
 
 
 if __name__ == "__main__":

@@ -206,11 +206,21 @@ def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
     assert stream.tasks.shape == (3,)
 
 
+@pytest.mark.parametrize("stray", [0.1, 0.0])
+def test_one_image_in_a_stream_does_not_undo_many_however_sure_it_is(learner, monkeypatch, stray):
+    monkeypatch.setattr("cps.stream.STRAY", stray)
+    scores = torch.tensor([[1.0, 0.0, 0.0]] * 30 + [[0.0, 300.0, 0.0]] + [[1.0, 0.0, 0.0]] * 3)
+    said = [Outputs(scores, scores[:, [task]].expand(-1, 2)) for task in range(3)]
+    evidence = Evidence(lambda tasks: [said[task] for task in tasks], 3)
+    tasks = learner.stream(selector=cps.MaxOutput()).predict_by(evidence, len(scores)).tasks
+    assert tasks[-1] == (0 if stray else 1)  # the negative control: taken at its word it decides alone
+
+
 def test_a_stream_that_was_calm_for_long_still_notices_changes():
     stream = Stream(SimpleNamespace(), cps.MaxOutput(), None)
     stream._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
     stream._tasks = torch.full((len(RATES), 3), 1 / 3, dtype=torch.float64)
-    said = torch.full((3, 3), 0.15, dtype=torch.float64).fill_diagonal_(0.7).log()
+    said = torch.full((3, 3), 0.15, dtype=torch.float64).fill_diagonal_(0.7)
     for _ in range(20_000):
         stream._follow(said[0])
     for task in (1, 2) * 20:  # a change with each image

@@ -17,6 +17,7 @@ from cps.network import SharedNetwork
 from cps.prediction import Prediction, classify
 from cps.selection import Selector, task_scores
 
+STRAY = 0.1  # the share of images that are taken to say nothing about their task, whatever their scores
 RESTLESS = 0.001  # the share in which the rate itself is taken to change
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # at which the task may change, from one image to the next
 
@@ -39,12 +40,16 @@ class Stream:
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
         """Predict the classes of the next images, each from itself and all before it; `reject` as `Learner.predict`."""
         images = as_images(images)
-        evidence = self._look(images)
+        return self.predict_by(self._look(images), len(images), reject=reject)
+
+    def predict_by(self, evidence: Evidence, images: int, *, reject: float = 0.0) -> Prediction:
+        """Predict the next images by the evidence of them, if that is at hand."""
         statistics = self._network.statistics(self._selector.name)
-        each = torch.arange(len(images), device=self._network.device)
-        scores = task_scores(self._selector, evidence, statistics, each).cpu().double().log_softmax(dim=1)
+        groups = torch.arange(images, device=self._network.device)
+        scores = task_scores(self._selector, evidence, statistics, groups).cpu().double()
+        said = (1 - STRAY) * scores.softmax(dim=1) + STRAY / scores.shape[1]
         self._begin()
-        tasks = torch.stack([self._follow(said) for said in scores])
+        tasks = torch.stack([self._follow(each) for each in said])
         return classify(self._network, evidence, tasks.to(self._network.device), reject=reject)
 
     def _begin(self) -> None:
@@ -56,10 +61,10 @@ class Stream:
             self._tasks = torch.full((len(RATES), len(learned)), 1 / len(learned), dtype=torch.float64)
 
     def _follow(self, said: Tensor) -> Tensor:
-        """Return the most probable task after an image with these log-probabilities."""
+        """Return the most probable task after an image that says this about each task's probability."""
         rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
         elsewhere = (1 - self._tasks) / max(1, len(said) - 1)
-        joint = ((1 - rates) * self._tasks + rates * elsewhere) * (said - said.max()).exp()
+        joint = ((1 - rates) * self._tasks + rates * elsewhere) * said
         likely = joint.sum(dim=1)  # how well each rate has foreseen the image
         self._tasks = joint / likely[:, None]
         self._rates = ((1 - RESTLESS) * self._rates + RESTLESS / len(RATES)) * likely
