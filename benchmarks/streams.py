@@ -1,4 +1,4 @@
-"""`python -m benchmarks.streams MODEL --data DIR --out FILE`: images in a row, and images of nothing that was learned.
+"""`python -m benchmarks.streams MODEL --data DIR --out FILE`: images in a row, strange ones, and parts of the selector.
 
 MODEL is the `model.cps` of a run of `cps bench`. Streams of test images change their task at several rates. For
 strangers only the first half of the tasks counts as learned; images of the others are to be told from theirs.
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 import cps
+from benchmarks.ablation import SELECTORS
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
 from cps.data import as_examples, in_order
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import STEPS, how_familiar
 from cps.metrics import auroc, false_positive_rate
+from cps.prediction import classify
 from cps.recipes import RECIPES
 from cps.selection import consecutive_groups, select
 from cps.storage import write_text
@@ -64,6 +66,7 @@ def main() -> None:
         "images": arguments.images,
         "streams": {name: streams(learner, each, tested, arguments.images) for name, each in selectors.items()},
         "strangers": strangers(learner, selectors["Cascade"], tested),
+        "selectors": alone(learner, tested),
     }
     write_text(arguments.out, compact(found))
 
@@ -79,6 +82,20 @@ def look(learner: cps.Learner, tasks: Iterable[cps.Task]) -> Tested:
             outputs.append(list(learner.evidence(images)))
     joined = [Outputs(*(torch.cat(parts) for parts in zip(*each, strict=True))) for each in zip(*outputs, strict=True)]
     return Tested(joined, classes, torch.tensor(numbers))
+
+
+def alone(learner: cps.Learner, tested: Tested) -> dict[str, dict[str, float]]:
+    """Return how many single images find their task and their class, by selectors with parts on and off."""
+    found = {}
+    everything = torch.arange(len(tested.tasks), device=learner.network.device)
+    evidence = tested.evidence(everything, len(tested.outputs))
+    for name, selector in SELECTORS.items():
+        tasks = select(selector, evidence, learner.network.statistics(selector.name), everything)
+        said = classify(learner.network, evidence, tasks).classes
+        right = sum(a == b for a, b in zip(said, tested.classes, strict=True)) / len(said)
+        found[name] = {"class": 100 * right, "task": 100 * float((tasks.cpu() == tested.tasks).double().mean())}
+        print(name, found[name], flush=True)
+    return found
 
 
 def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images: int) -> dict[str, float]:
