@@ -12,6 +12,7 @@ import cps
 from conftest import make_task
 from cps.cascade import _evened, _unpacked
 from cps.evidence import Evidence, Outputs
+from cps.familiarity import how_familiar
 from cps.selection import select
 from cps.stream import RATES, Stream
 from cps.subnetwork import Subnetwork
@@ -170,6 +171,15 @@ def test_an_image_unlike_all_that_was_learned_is_unknown_and_the_share_of_known_
     assert None not in learner.predict(strange).classes
     with pytest.raises(ValueError, match="share of known images"):
         learner.predict(own, reject=1.0)
+
+
+def test_familiarity_goes_on_below_the_least_familiar_image_of_a_task(learner):
+    kept = learner.network.subnetworks[0].statistics["familiarity"]["quantiles"]
+    largest = torch.stack([kept[0] - 2, kept[0] - 1, kept[100], kept[500], kept[1000] + 1])
+    evidence = Evidence(lambda tasks: [Outputs(largest, largest[:, None].expand(-1, 2)) for _ in tasks], 3)
+    found = how_familiar(learner.network, evidence, torch.zeros(5, dtype=torch.long)).tolist()
+    assert found[0] < found[1] < 0
+    assert found[2:] == pytest.approx([100, 500, 1000], abs=10)  # few images share some of the quantiles
 
 
 def test_a_stream_finds_the_task_of_doubtful_images_by_those_before_them(learner):

@@ -47,14 +47,18 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
 
 
 def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:
-    """Return how many in a thousand of its selected task's own images look no more familiar than each image."""
-    found = torch.full((len(tasks),), STEPS, device=tasks.device)
+    """Return how many in a thousand of its selected task's own images look no more familiar than each image.
+
+    Where none does, the figure is negative, the more so the stranger the image is.
+    """
+    found = torch.full((len(tasks),), float(STEPS), device=tasks.device)
     for task in tasks.unique().tolist():
         kept = network.subnetworks[task].statistics.get(NAME)
         if kept is None:
             log.warning("task %d was learned before cps noted how familiar images look; none is unknown to it", task)
             continue
-        mine = tasks == task
+        mine, least, most = tasks == task, kept["quantiles"][0], kept["quantiles"][-1]
         largest = evidence[task].logits[mine].amax(dim=1)
-        found[mine] = torch.searchsorted(kept["quantiles"], largest, right=True) - 1
+        rank = torch.searchsorted(kept["quantiles"], largest, right=True) - 1.0
+        found[mine] = rank.where(largest >= least, (largest - least) / (most - least).clamp(min=1e-6))
     return found
