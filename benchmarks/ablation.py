@@ -3,7 +3,7 @@
 `first+PART+PART` adds parts to the recipe as it was when the search for a better one began; `single` is the recipe as
 it is, and `no-contrast`, `no-budget`, `weak`, `one-turn`, `upright` or `one-round` take a part away. With
 `--validation`, a share of the training images is held out and measured on instead of the test images: choices are made
-with that, published figures without.
+with that, published figures without. How familiar images look is then told from those, too.
 """
 
 import argparse
@@ -112,19 +112,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("variants", nargs="+", help=f"with a + between parts: {', '.join(VARIANTS)}")
     parser.add_argument("--recipe", default="cifar100-10-single")
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--order", type=int, default=9999)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
+    parser.add_argument("--models", type=Path, default=None, help="a folder to save the model of each variant in")
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
         key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
         if key not in done:
-            done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant))
+            model = arguments.models and arguments.models / f"{variant}.cps"
+            done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant), model)
             write_text(arguments.out, compact(done))
             print(key, json.dumps(done[key]), flush=True)
 
@@ -135,7 +137,7 @@ def _changed(recipe: Recipe, variant: str) -> Recipe:
     return recipe
 
 
-def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) -> dict[str, Any]:
     settings = {**recipe.learner_settings(), "selectors": (SURE, cps.MaxOutput())}
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
@@ -147,6 +149,8 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     for task in tasks:
         learner.learn(task)
     minutes = (time.monotonic() - began) / 60
+    if model is not None:
+        learner.save(model)
     found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=SELECTORS)
     return {
         "auroc": _auroc(learner, every),
@@ -167,7 +171,7 @@ def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
     scenario: Scenario = split_by_class(
         train, test, sizes=recipe.sizes, order=arguments.order, validation=arguments.validation
     )
-    return [replace(task, test=task.val, val=None) if arguments.validation else task for task in scenario]
+    return [replace(task, test=task.val) if arguments.validation else task for task in scenario]
 
 
 def _auroc(learner: cps.Learner, every: list[cps.Task]) -> list[float]:
