@@ -82,6 +82,11 @@ def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
     return ["recipe", "group size", "ACC", "AIA", "BWT", "selection", "top-5", "paper"], rows
 
 
+def in_words(size: str) -> str:
+    """Return what a group size means."""
+    return "one image" if size == "1" else f"groups of {size}"
+
+
 def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[str]]]:
     """Return the head and rows of the accuracy on each task after the last: the task known, and by each selector."""
     columns: dict[str, list[str]] = {}
@@ -89,8 +94,7 @@ def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[
         entries = {"task known": [run["task_il"] for run in same]}
         selectors, sizes = common(same)
         for selector in selectors if size in sizes else []:
-            label = f"{selector}, {'one image' if size == '1' else f'groups of {size}'}"
-            entries[label] = [run["class_il"][selector][size] for run in same]
+            entries[f"{selector}, {in_words(size)}"] = [run["class_il"][selector][size] for run in same]
         for label, known in entries.items():
             last = zip(*(entry["accuracy"][-1] for entry in known), strict=True)
             columns[f"{name}, {label}"] = [mean_and_spread(values) for values in last]

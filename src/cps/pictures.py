@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cps.comparison import common
+from cps.comparison import common, in_words
 from cps.metrics import backward_transfer, history
 from cps.published import PUBLISHED
 
@@ -32,8 +32,7 @@ def accuracy_history(results: Results) -> Figure:
     axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
     chosen = [size for size in (sizes[0], large_size(sizes)) if size]
     for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
-        label = f"cps, {'one image' if size == '1' else f'groups of {size} images'}"
-        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], label)
+        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], f"cps, {in_words(size)}")
     bounds = results.get("bounds", {})
     if "finetuning" in bounds:
         axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")
@@ -67,9 +66,8 @@ def accuracy_on_each_task(results: Results) -> Figure:
     by_size = results["class_il"][results["default_selector"]]
     sizes = list(by_size)
     large = large_size(sizes)
-    shown = {"task known (task-IL)": results["task_il"], f"cps, groups of {large} images": by_size[large]}
-    if sizes[0] != large:
-        shown[f"cps, {'one image' if sizes[0] == '1' else f'groups of {sizes[0]}'}"] = by_size[sizes[0]]
+    shown = {"task known (task-IL)": results["task_il"]}
+    shown |= {f"cps, {in_words(size)}": by_size[size] for size in (large, sizes[0])}
     colours = (COLOURS["ceiling"], COLOURS["other"], COLOURS["ours"])
     places = np.arange(1, len(results["classes_per_task"]) + 1)
     for index, ((label, entry), colour) in enumerate(zip(shown.items(), colours, strict=False)):
@@ -88,13 +86,9 @@ def forgetting_history(results: Results) -> Figure:
     sizes = list(by_size)
     shown = {"task known (task-IL)": (results["task_il"], COLOURS["ceiling"], "s-")}
     large = large_size(sizes)
-    shown["cps, one image" if sizes[0] == "1" else f"cps, groups of {sizes[0]}"] = (
-        by_size[sizes[0]],
-        COLOURS["ours"],
-        "o-",
-    )
+    shown[f"cps, {in_words(sizes[0])}"] = (by_size[sizes[0]], COLOURS["ours"], "o-")
     if large != sizes[0]:
-        shown[f"cps, groups of {large} images"] = (by_size[large], COLOURS["ours"], "o--")
+        shown[f"cps, {in_words(large)}"] = (by_size[large], COLOURS["ours"], "o--")
     if "finetuning" in results.get("bounds", {}):
         shown["finetuning"] = (results["bounds"]["finetuning"], COLOURS["low"], "v-")
     tasks = len(results["classes_per_task"])
@@ -117,14 +111,14 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
     shown = {"task known (task-IL)": ([run["task_il"] for run in runs], COLOURS["ceiling"], "s-")}
     for number, style in (("1", "o-"), (size, "o--")):
         if selector in selectors and number in sizes:
-            label = f"cps, {'one image' if number == '1' else f'groups of {number} images'}"
-            shown[label] = ([run["class_il"][selector][number] for run in runs], COLOURS["ours"], style)
+            entries = [run["class_il"][selector][number] for run in runs]
+            shown[f"cps, {in_words(number)}"] = (entries, COLOURS["ours"], style)
     for label, (entries, colour, style) in shown.items():
         curves = np.array([_history(entry) for entry in entries])
         _band(axes, tasks, curves, style, colour, label)
     for number, curve in PUBLISHED.get(runs[0]["recipe"], {}).get("history", {}).items():
         if number in (size, "task-IL") and len(curve) == len(tasks):
-            what = "task known" if number == "task-IL" else f"groups of {number}"
+            what = "task known" if number == "task-IL" else in_words(number)
             axes.plot(tasks, curve, ":", color=COLOURS["grey"], label=f"paper, {what} (top-5)")
     axes.set_xticks(list(tasks))
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")

@@ -143,12 +143,10 @@ def _cards(run: Results, large: str) -> str:
     ours = run["class_il"][run["default_selector"]]
     first = next(iter(ours))
     cards = [
-        (
-            "",
-            _percent(ours[first]["ACC"]),
-            f"class-IL accuracy, {'one image' if first == '1' else 'group of ' + first}",
+        *(
+            ("", _percent(ours[size]["ACC"]), f"class-IL accuracy, {comparison.in_words(size)}")
+            for size in dict.fromkeys((first, large))
         ),
-        *([("", _percent(ours[large]["ACC"]), f"class-IL accuracy, groups of {large}")] if large != first else []),
         ("ceiling", _percent(run["task_il"]["ACC"]), "task-IL accuracy: the task is known"),
         ("ceiling", _percent(run["task_il"]["BWT"]), "forgotten (BWT, task-IL)"),
     ]
