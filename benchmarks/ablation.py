@@ -92,19 +92,23 @@ VARIANTS: dict[str, Change] = {
     "crop": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip()))),
     "crop-colour": _with(augment=cps.Chain((cps.ResizedCrop((0.3, 1.0)), cps.Flip(), cps.Colour()))),
 }
-SELECTORS: dict[str, cps.Selector] = {
-    "largest output": cps.MaxOutput(),
-    "cascade": SURE,
-    "cascade without own outputs": replace(SURE, own=0.0),
-    "cascade, own outputs once": replace(SURE, own=1.0),
-    "cascade, own outputs thrice": replace(SURE, own=3.0),
-    "cascade, temperature 3": replace(SURE, temperature=3.0),
-    "cascade, temperature 8": replace(SURE, temperature=8.0),
-    "cascade, spreads alike": replace(SURE, alike=1.0),
-    "cascade, classes as far apart as in training": replace(SURE, closer=1.0),
-    "cascade, shrinkage 0.02": replace(SURE, shrinkage=0.02),
-    "cascade, shrinkage 0.5": replace(SURE, shrinkage=0.5),
-}
+
+
+def selectors_around(cascade: cps.Cascade) -> dict[str, cps.Selector]:
+    """Return the largest output, a cascade, and the cascade with one of its parts off or weighed otherwise."""
+    others = {
+        "without own outputs": replace(cascade, own=0.0),
+        "own outputs half as much": replace(cascade, own=cascade.own / 2),
+        "own outputs twice as much": replace(cascade, own=2 * cascade.own),
+        "half the temperature": replace(cascade, temperature=cascade.temperature / 2),
+        "twice the temperature": replace(cascade, temperature=2 * cascade.temperature),
+        "spreads alike": replace(cascade, alike=1.0),
+        "classes as far apart as in training": replace(cascade, closer=1.0),
+        "a fifth of the shrinkage": replace(cascade, shrinkage=cascade.shrinkage / 5),
+        "five times the shrinkage": replace(cascade, shrinkage=5 * cascade.shrinkage),
+    }
+    known: dict[str, cps.Selector] = {"largest output": cps.MaxOutput(), "cascade": cascade}
+    return known | {f"cascade, {name}": other for name, other in others.items() if other != cascade}
 
 
 def main() -> None:
@@ -151,7 +155,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
     minutes = (time.monotonic() - began) / 60
     if model is not None:
         learner.save(model)
-    found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=SELECTORS)
+    found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=selectors_around(SURE))
     return {
         "auroc": _auroc(learner, every),
         "task_il": found["task_il"]["ACC"],

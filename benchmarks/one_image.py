@@ -1,6 +1,7 @@
 """Tables of docs/one-image.md."""
 
 import statistics
+from typing import Any
 
 from benchmarks.published import markdown, published_runs, ran_on, read
 from cps.comparison import mean_and_spread
@@ -82,8 +83,20 @@ def streams_table() -> str:
     rates = list(next(iter(run["streams"].values())))
     rows = [[name, *(f"{found[rate]:.1f}" for rate in rates)] for name, found in run["streams"].items()]
     head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
-    note = f"{run['images']:,} test images in each stream; `{run['recipe']}`, order {run['order']}."
+    note = f"Mean of {run['draws']} streams of {run['images']:,} test images each; {_model_of(run)}."
     return "\n".join([markdown(head, rows), "", note])
+
+
+def parts_table() -> str:
+    """Return what single images lose by each part of the cascade that is off or weighed otherwise."""
+    run = read("streams")
+    rows = [[name, f"{found['class']:.1f}", f"{found['task']:.1f}"] for name, found in run["selectors"].items()]
+    note = f"In %, 10,000 test images; {_model_of(run)}."
+    return "\n".join([markdown(["selector", "one image", "its task found"], rows), "", note])
+
+
+def _model_of(run: dict[str, Any]) -> str:
+    return f"`{run['recipe']}`, order {run['order']}; {run['device']}, torch {run['versions']['torch']}"
 
 
 def strangers_table() -> str:
@@ -93,8 +106,6 @@ def strangers_table() -> str:
     rows = [
         [share, *(f"{value:.1f}" for value in cells)] for share, cells in found["rejected (known, strangers)"].items()
     ]
-    note = (
-        f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; `{run['recipe']}`, order {run['order']}, five of ten "
-    )
-    note += "tasks learned, the test images of the others as strangers."
+    note = f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; {_model_of(run)}; five of ten tasks "
+    note += "learned, the test images of the others as strangers."
     return "\n".join([markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows), "", note])

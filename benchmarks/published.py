@@ -17,14 +17,14 @@ def read(name: str) -> dict[str, Any]:
 def published_runs(*recipes: str) -> list[dict[str, Any]]:
     """Return the published runs of some recipes, or of all of the paper's, by recipe and order."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*-*.json"))]
-    runs = [run for run in found if run.get("recipe") in (recipes or PAPER)]
+    runs = [run for run in found if run.get("recipe") in (recipes or PAPER) and "class_il" in run]
     return sorted(runs, key=lambda run: ((recipes or PAPER).index(run["recipe"]), str(run["order"])))
 
 
 def ran_on(runs: list[dict[str, Any]]) -> str:
-    """Return where runs were made."""
+    """Return where runs were made, and what is said about them."""
     devices = " and ".join(sorted({f"{run['device']}, torch {run['versions']['torch']}" for run in runs}))
-    return f"Mean and standard deviation over class orders; {devices}."
+    return f"Mean and standard deviation over class orders; {devices}." if len(runs) > 1 else f"One run; {devices}."
 
 
 def markdown(head: list[str], rows: list[list[str]]) -> str:

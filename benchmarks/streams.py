@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import cps
-from benchmarks.ablation import SELECTORS
+from benchmarks.ablation import selectors_around
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
 from cps.data import as_examples, in_order
@@ -24,11 +24,12 @@ from cps.familiarity import STEPS, how_familiar
 from cps.metrics import auroc, false_positive_rate
 from cps.prediction import classify
 from cps.recipes import RECIPES
-from cps.selection import consecutive_groups, select
+from cps.selection import select
 from cps.storage import write_text
 from cps.subnetwork import local_labels
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+DRAWS = 5  # streams at each rate
 REJECT = (0.01, 0.05, 0.1, 0.2)
 
 
@@ -64,9 +65,10 @@ def main() -> None:
         "device": describe_device(learner.fabric),
         "versions": versions(),
         "images": arguments.images,
+        "draws": DRAWS,
         "streams": {name: streams(learner, each, tested, arguments.images) for name, each in selectors.items()},
         "strangers": strangers(learner, selectors["Cascade"], tested),
-        "selectors": alone(learner, tested),
+        "selectors": single_images(learner, selectors["Cascade"], tested),
     }
     write_text(arguments.out, compact(found))
 
@@ -84,12 +86,12 @@ def look(learner: cps.Learner, tasks: Iterable[cps.Task]) -> Tested:
     return Tested(joined, classes, torch.tensor(numbers))
 
 
-def alone(learner: cps.Learner, tested: Tested) -> dict[str, dict[str, float]]:
-    """Return how many single images find their task and their class, by selectors with parts on and off."""
+def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[str, dict[str, float]]:
+    """Return how many single images find their class and their task, with parts of the cascade on and off."""
     found = {}
     everything = torch.arange(len(tested.tasks), device=learner.network.device)
     evidence = tested.evidence(everything, len(tested.outputs))
-    for name, selector in SELECTORS.items():
+    for name, selector in selectors_around(cascade).items():
         tasks = select(selector, evidence, learner.network.statistics(selector.name), everything)
         said = classify(learner.network, evidence, tasks).classes
         right = sum(a == b for a, b in zip(said, tested.classes, strict=True)) / len(said)
@@ -99,13 +101,16 @@ def alone(learner: cps.Learner, tested: Tested) -> dict[str, dict[str, float]]:
 
 
 def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images: int) -> dict[str, float]:
-    """Return the accuracy on streams that change their task at each rate."""
+    """Return the accuracy on streams that change their task at each rate, the mean over several draws."""
     found = {}
     for rate in RATES:
-        chosen = _stream_of(tested.tasks, rate, images)
-        evidence = tested.evidence(chosen.to(learner.network.device), len(tested.outputs))
-        said = learner.stream(selector=selector).predict_by(evidence, images).classes
-        found[str(rate)] = 100 * sum(tested.classes[i] == name for i, name in zip(chosen, said, strict=True)) / images
+        right = []
+        for seed in range(DRAWS):
+            chosen = _stream_of(tested.tasks, rate, images, seed)
+            evidence = tested.evidence(chosen.to(learner.network.device), len(tested.outputs))
+            said = learner.stream(selector=selector).predict_by(evidence).classes
+            right += [tested.classes[i] == name for i, name in zip(chosen, said, strict=True)]
+        found[str(rate)] = 100 * sum(right) / len(right)
         print(selector.name, rate, found[str(rate)], flush=True)
     return found
 
@@ -113,12 +118,10 @@ def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images
 def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> dict[str, Any]:
     """Return how well images of tasks that were not learned are told from others, with the first half learned."""
     network, half = learner.network, len(tested.outputs) // 2
-    every, network.subnetworks = network.subnetworks, network.subnetworks[:half]
-    evidence = tested.evidence(torch.arange(len(tested.tasks), device=network.device), half)
-    groups = consecutive_groups(len(tested.tasks), 1, network.device)
-    tasks = select(selector, evidence, network.statistics(selector.name), groups)
+    everything = torch.arange(len(tested.tasks), device=network.device)
+    evidence = tested.evidence(everything, half)
+    tasks = select(selector, evidence, network.statistics(selector.name)[:half], everything)
     familiar = how_familiar(network, evidence, tasks).cpu()
-    network.subnetworks = every
     known, strange = familiar[tested.tasks < half], familiar[tested.tasks >= half]
     share = {str(r): [100 * float((s < r * STEPS).float().mean()) for s in (known, strange)] for r in REJECT}
     print("AUROC", auroc(known, strange), "rejected", share, flush=True)
@@ -129,9 +132,9 @@ def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> d
     }
 
 
-def _stream_of(tasks: Tensor, rate: float, images: int) -> Tensor:
+def _stream_of(tasks: Tensor, rate: float, images: int, seed: int) -> Tensor:
     """Return which images come in a row, the next one of another task at that rate."""
-    draws = np.random.default_rng(0)
+    draws = np.random.default_rng(seed)
     number = int(tasks.max()) + 1
     places = [(tasks == task).nonzero()[:, 0] for task in range(number)]
     task = int(draws.integers(number))

@@ -21,6 +21,13 @@ def compare(
     return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
 
 
+def ready(make: Callable[[], Callable[[], object]], device: torch.device) -> tuple[Callable[[], object], float]:
+    """Return what is made, once it has run, and the seconds that took."""
+    made: list[Callable[[], object]] = []
+    seconds = seconds_of(lambda: made.append(make()) or made[0](), device)
+    return made[0], seconds
+
+
 def row(what: str, ours: float, baseline: float, ratio: float, limit: float | None) -> dict[str, Any]:
     """Return one line of the table about seconds; `limit` is what the ratio should stay below."""
     return entry(what, f"{1000 * ours:.2f} ms", f"{1000 * baseline:.2f} ms", ratio, limit)

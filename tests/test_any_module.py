@@ -323,6 +323,23 @@ def test_a_float64_backbone_is_learned(make_learner):
     assert next(iter(learner.network.weights.values())).dtype == torch.float64
 
 
+class Narrow(nn.Module):
+    """A backbone whose features are narrower than its weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = conv_net()
+
+    def forward(self, images):
+        return self.inner(images).bfloat16()
+
+
+def test_features_may_be_narrower_than_the_head(make_learner):
+    learner = make_learner(Narrow(), fabric=cps.make_fabric(accelerator=ACCELERATOR, precision="32-true"))
+    learner.learn(make_task(0))
+    assert learner.predict(make_task(0).test[0]).classes
+
+
 def test_the_memory_format_of_the_backbone_does_not_matter(make_learner, tmp_path):
     learner = make_learner(cps.resnet18(2, (4, 8, 12, 16)).to(memory_format=torch.channels_last))
     learner.learn(make_task(0, shape=(2, 8, 8)))

@@ -158,15 +158,16 @@ def test_an_engine_with_our_own_kernels_trains_as_plain_steps_do():
 
 
 def test_norms_with_what_follows_them_and_their_gradients_are_those_of_pytorch():
-    """Means far from zero, several parts and blocks of channels, some of them not whole."""
+    """Means far from zero, several parts, steps and blocks of channels, some of them not whole."""
     script = """
 import torch
+import cps.norms
 from torch.nn.functional import batch_norm, relu
 from cps.joining import Norm, _Normalize
 from cps.norms import Running, normalize, normalize_backward
 torch.manual_seed(0)
 ways = [(5, 24, 9, True, True), (3, 88, 4, True, False), (40, 16, 8, False, True), (64, 64, 8, False, False)]
-for number, channels, size, has_relu, has_shortcut in ways:
+for number, channels, size, has_relu, has_shortcut, cps.norms.MOST_PARTS in [(*w, p) for p in (132, 3) for w in ways]:
     values = lambda: torch.randn(number, channels, size, size).contiguous(memory_format=torch.channels_last)
     signal = (3 * values() + 20 * torch.randn(channels)[:, None, None]).requires_grad_()
     shortcut = values().requires_grad_() if has_shortcut else None
@@ -174,6 +175,8 @@ for number, channels, size, has_relu, has_shortcut in ways:
     weight.retain_grad(), bias.retain_grad()
     mean, variance = torch.randn(channels), torch.rand(channels)
     ours = Running(mean.clone(), variance.clone(), torch.tensor(4), 0.1)
+    assert cps.norms.MOST_PARTS != 3 or number < 5 or cps.norms._Cut.of(signal).steps > 1
+    counts = torch.zeros(channels, dtype=torch.int32)
     total = batch_norm(signal, mean, variance, weight, bias, training=True)
     total = total + shortcut if has_shortcut else total
     total = relu(total) if has_relu else total
@@ -181,12 +184,12 @@ for number, channels, size, has_relu, has_shortcut in ways:
     total.backward(gradient)
     close = lambda ours, theirs: torch.testing.assert_close(ours, theirs.detach(), rtol=1e-3, atol=1e-3)
     with torch.no_grad():
-        done = normalize(signal, weight, bias, ours, 1e-5, shortcut=shortcut, has_relu=has_relu)
+        done = normalize(signal, weight, bias, ours, counts, 1e-5, shortcut=shortcut, has_relu=has_relu)
         close(done.result, total)
         close(ours.mean, mean), close(ours.variance, variance), close(ours.batches, torch.tensor(5))
         how = {"has_shortcut": has_shortcut, "has_relu": has_relu}
-        found = normalize_backward([gradient], done, signal, weight, bias, **how)
-        halves = normalize_backward([gradient / 4, 3 * gradient / 4], done, signal, weight, bias, **how)
+        found = normalize_backward([gradient], done, signal, weight, bias, counts, **how)
+        halves = normalize_backward([gradient / 4, 3 * gradient / 4], done, signal, weight, bias, counts, **how)
     expected = signal.grad, weight.grad, bias.grad, shortcut.grad if has_shortcut else None
     assert (found[3] is not None) == has_shortcut
     for one, half, other in zip(found, halves, expected):
@@ -200,7 +203,7 @@ for number, channels, size, has_relu, has_shortcut in ways:
         close(one, other)
     assert not has_shortcut or close(again[1].grad, shortcut.grad) is None
     broken = signal.detach().index_fill(1, torch.tensor([1]), torch.nan)
-    done = normalize(broken, weight, bias, ours, 1e-5, shortcut=shortcut, has_relu=has_relu)
+    done = normalize(broken, weight, bias, ours, counts, 1e-5, shortcut=shortcut, has_relu=has_relu)
     assert done.result[:, 1].isnan().all() and not done.result[:, 0].isnan().any()
 print("agrees")
 """
@@ -209,6 +212,7 @@ print("agrees")
 
 @pytest.mark.parametrize(("channels", "kernel", "stride", "expected"), [
     (64, 1, 2, True), (63, 1, 1, True), (63, 3, 2, True), (64, 1, 1, False), (64, 3, 2, False), (200, 3, 1, False),
+    (512, 1, 2, False),
 ])  # fmt: skip
 def test_our_kernels_serve_where_they_are_the_faster_ones(channels, kernel, stride, expected):
     from cps.convolution import _is_awkward
@@ -265,6 +269,13 @@ def test_norms_are_joined_only_in_code_that_is_known():
     assert joined(nn.Sequential(twice, nn.BatchNorm2d(3), twice)) is None  # its gradient is a sum of two
     assert joined(Chancy(*layers)) is None
     assert joined(nn.Sequential(nn.BatchNorm2d(3, momentum=None))) is None
+
+
+def test_a_joined_norm_refuses_one_number_a_channel_as_pytorch_does(monkeypatch):
+    monkeypatch.setattr("cps.convolution.runs_narrow", lambda signal: True)
+    norm = joined(nn.Sequential(nn.BatchNorm2d(3)))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm(torch.randn(1, 3, 1, 1))
 
 
 def test_layers_may_write_their_gradients_where_they_belong():
@@ -609,6 +620,10 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
     assert run() == run()
 
 
+class Unknown(nn.Sequential):
+    """Code that nobody knows to do the same in every pass, so its norms are not joined."""
+
+
 @needs_gpu
 @pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
 def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cudnn(monkeypatch, compiled):
@@ -622,8 +637,10 @@ def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cu
     def run():
         torch.manual_seed(0)
         fabric = cps.make_fabric(accelerator=ACCELERATOR)
-        learner = cps.Learner(awkward(), train=training, retrain=training, rounds=1, fabric=fabric)
+        backbone = Unknown(awkward()) if compiled else awkward()
+        learner = cps.Learner(backbone, train=training, retrain=training, rounds=1, fabric=fabric)
         learner.learn(make_task(0, shape=(3, 16, 16), images=64))
+        assert (learner._trainer._engine[1]._fast is not None) == compiled
         return learner.fingerprint(0), learner.network.subnetworks[0].head["weight"]
 
     first, again = run(), run()

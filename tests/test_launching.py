@@ -123,8 +123,8 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
         weight_gradient_parts(images, out, 3, 1, 1)
         input_gradient(out, weight, 1)
         strided_input_gradient(out, weight, (2 * out.shape[2], 2 * out.shape[3]), 2, 1)
-        done = normalize(out, each, each, Running(each, each, count, 0.1), 1e-5, shortcut=None, has_relu=True)
-        normalize_backward([out], done, out, each, each, has_shortcut=False, has_relu=True)
+        done = normalize(out, each, each, Running(each, each, count, 0.1), each, 1e-5, shortcut=None, has_relu=True)
+        normalize_backward([out], done, out, each, each, each, has_shortcut=False, has_relu=True)
 
     whole, other = torch.empty(128, channels, size, size), torch.empty(128, channels, size // 2, size // 2)
     expected = constants(monkeypatch, whole, step)

@@ -222,7 +222,7 @@ def test_one_image_in_a_stream_does_not_undo_many_however_sure_it_is(learner, mo
     scores = torch.tensor([[1.0, 0.0, 0.0]] * 30 + [[0.0, 300.0, 0.0]] + [[1.0, 0.0, 0.0]] * 3)
     said = [Outputs(scores, scores[:, [task]].expand(-1, 2)) for task in range(3)]
     evidence = Evidence(lambda tasks: [said[task] for task in tasks], 3)
-    tasks = learner.stream(selector=cps.MaxOutput()).predict_by(evidence, len(scores)).tasks
+    tasks = learner.stream(selector=cps.MaxOutput()).predict_by(evidence).tasks
     assert tasks[-1] == (0 if stray else 1)  # the negative control: taken at its word it decides alone
 
 

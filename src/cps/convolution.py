@@ -14,7 +14,8 @@ from cps.aside import aside_of
 
 HAS_TRITON = find_spec("triton") is not None
 NARROW = torch.bfloat16
-LARGEST = 128 * 128  # channels in times out, up to which our kernel is the faster one
+LARGEST = 128 * 128  # channels in times out, up to which our kernel is the faster one where they are awkward
+LARGEST_POINT = 256 * 512  # ... and where a convolution of one tap has a stride
 
 
 class Convolution(nn.Conv2d):
@@ -168,8 +169,9 @@ def _is_awkward(weight: Tensor, stride: int, *signals: Tensor) -> bool:
     """Say whether our kernels are faster than cuDNN's for this weight, and can count so far."""
     outputs, channels, kernel, _ = weight.shape
     largest = max(signal.shape[0] * signal.shape[2] * signal.shape[3] for signal in signals) * max(outputs, channels)
-    is_small = outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
-    return (is_small or (kernel == 1 and stride > 1)) and largest < 2**31
+    is_narrow = outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
+    is_point = outputs * channels <= LARGEST_POINT and kernel == 1 and stride > 1
+    return (is_narrow or is_point) and largest < 2**31
 
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:

@@ -28,8 +28,8 @@ class Classifier(nn.Module):
     def forward(self, pixels: Tensor, labels: Tensor | None = None, loss: Loss | None = None) -> Tensor:
         """Return the logits, shape (N, classes); with labels and a loss, what that makes of them."""
         features = self.backbone(pixels)
-        is_narrow = features.dtype.itemsize < self.head.weight.dtype.itemsize  # by autocast, which narrows the head too
-        logits = self.head(features if is_narrow else features.to(self.head.weight.dtype))
+        by_autocast = torch.is_autocast_enabled(features.device.type) and features.dtype != torch.float64
+        logits = self.head(features if by_autocast else features.to(self.head.weight.dtype))
         return logits if labels is None or loss is None else loss(features, logits, labels)
 
 

@@ -1,6 +1,7 @@
 """Joining: norm layers that do the addition and the ReLU after them in the same kernels, where a GPU trains in bf16."""
 
 import operator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ class Norm(nn.BatchNorm2d):
     ) -> Any:
         """Return the normalised signal with what follows, twice if asked: then its two gradients need no addition."""
         is_like = shortcut is None or shortcut.shape == input.shape
-        if is_like and self.training and convolution.runs_narrow(input) and input.numel() < FARTHEST:
+        is_sound = is_like and self.num_features < input.numel() < FARTHEST  # one number has no spread
+        if is_sound and self.training and convolution.runs_narrow(input):
             seen = input.contiguous(memory_format=torch.channels_last)
             beside = shortcut if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
             return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu, is_twice)
@@ -36,6 +38,11 @@ class Norm(nn.BatchNorm2d):
     def kept(self) -> tuple[Any, ...]:
         """Return the running mean and variance, the number of batches, and the momentum."""
         return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """Where the programs of a kernel count how many of them have finished: zero between any two of its kernels."""
+        return torch.zeros(self.num_features, dtype=torch.int32, device=self.weight.device)
 
 
 def joined(backbone: nn.Module) -> nn.Module | None:
@@ -63,7 +70,7 @@ def joined(backbone: nn.Module) -> nn.Module | None:
 
 
 def _join(norm: fx.Node, traced: fx.GraphModule) -> None:
-    """Let one norm layer do the addition and the ReLU that alone read its result."""
+    """Let one norm layer do the addition and the ReLU that alone read its result, and give it to two readers apart."""
     chain, shortcut = [norm], None
     reader = _only_reader(norm)
     if reader is not None and _is_addition(reader):
@@ -127,8 +134,8 @@ class _Normalize(torch.autograd.Function):
         from cps.norms import Running, normalize  # Triton is there only where GPUs are
 
         running = Running(*layer.kept())
-        done = normalize(signal, weight, bias, running, layer.eps, shortcut=shortcut, has_relu=has_relu)
-        ctx.has_shortcut, ctx.has_relu = shortcut is not None, has_relu
+        done = normalize(signal, weight, bias, running, layer.counts, layer.eps, shortcut=shortcut, has_relu=has_relu)
+        ctx.counts, ctx.has_shortcut, ctx.has_relu = layer.counts, shortcut is not None, has_relu
         seen = done.result if ctx.has_shortcut and has_relu else signal
         ctx.save_for_backward(seen, done.mean, done.scale, signal, weight, bias)
         return (done.result, done.result.view_as(done.result)) if is_twice else done.result
@@ -144,6 +151,7 @@ class _Normalize(torch.autograd.Function):
             signal,
             weight,
             bias,
+            ctx.counts,
             has_shortcut=ctx.has_shortcut,
             has_relu=ctx.has_relu,
         )

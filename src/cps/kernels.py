@@ -1,4 +1,4 @@
-"""Kernels in Triton: convolutions and their gradients where channels are few or no multiple of 64.
+"""Kernels in Triton: convolutions and their gradients, where channels are few or no multiple of 64 or one tap strides.
 
 There cuDNN's deterministic kernels are slow: those of the weight's gradient by 2 to 16 times on an H200, the others by
 up to 2.5 times. Images have their channels last, so what one row of the kernel sees (its taps and their channels) is

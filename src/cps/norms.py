@@ -3,7 +3,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -17,8 +16,8 @@ MOST_PARTS = 132  # one for each multiprocessor of a large GPU
 TILE = 4096  # numbers that a program looks at in a step
 STAGES = 4  # steps whose loads are under way at a time
 WARPS = 4
+FULL_ROWS = 64  # channels; with fewer, three or four signals under way at a time waste more than they gain
 BLOCK = 2048  # numbers of a program that has nothing to add up
-MOST_BLOCKS = 1024  # of channels
 
 
 class Running(NamedTuple):
@@ -43,17 +42,21 @@ def normalize(
     weight: Tensor,
     bias: Tensor,
     running: Running,
+    counts: Tensor,
     epsilon: float,
     *,
     shortcut: Tensor | None,
     has_relu: bool,
 ) -> Normalized:
-    """Return the signal, shape (N, channels, height, width), normalised by its own moments, with what follows."""
+    """Return the signal, shape (N, channels, height, width), normalised by its own moments, with what follows.
+
+    `counts` are zeros, at least one for each 32 channels, that no other kernel uses at the same time.
+    """
     channels, cut = signal.shape[1], _Cut.of(signal)
     mean, scale = _empty(2, channels, like=signal)
     firsts, seconds = _empty(2, cut.parts, channels, like=signal)
     launch(
-        kernels.moments, (cut.parts, cut.blocks), signal, firsts, seconds, _finished(signal.device), mean, scale,
+        kernels.moments, (cut.parts, cut.blocks), signal, firsts, seconds, counts, mean, scale,
         running.mean, running.variance, running.batches, cut.rows, cut.steps, running.momentum, epsilon, channels,
         cut.block_rows, cut.block_channels, STAGES, num_warps=WARPS,
     )  # fmt: skip
@@ -71,6 +74,7 @@ def normalize_backward(
     signal: Tensor,
     weight: Tensor,
     bias: Tensor,
+    counts: Tensor,
     *,
     has_shortcut: bool,
     has_relu: bool,
@@ -83,9 +87,9 @@ def normalize_backward(
     slopes = torch.empty_like(signal) if is_stored else gradients[0]
     launch(
         kernels.sums_of_gradient, (cut.parts, cut.blocks), gradients[0], gradients[-1], done.result,
-        signal, slopes, done.mean, done.scale, weight, bias, firsts, seconds, _finished(signal.device), of_weight,
+        signal, slopes, done.mean, done.scale, weight, bias, firsts, seconds, counts, of_weight,
         of_bias, cut.rows, cut.steps, channels, has_other, has_shortcut, has_relu, cut.block_rows, cut.block_channels,
-        STAGES if channels >= 64 else 1, num_warps=WARPS,
+        STAGES if channels >= FULL_ROWS else 1, num_warps=WARPS,
     )  # fmt: skip
     of_signal = torch.empty_like(signal)
     launch(
@@ -120,9 +124,3 @@ class _Cut(NamedTuple):
 
 def _empty(*shape: int, like: Tensor) -> Tensor:
     return torch.empty(*shape, dtype=torch.float32, device=like.device)
-
-
-@lru_cache
-def _finished(device: torch.device) -> Tensor:
-    """Return a count for each block of channels, zero between any two kernels, which run one after the other."""
-    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)

@@ -39,13 +39,12 @@ class Stream:
 
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
         """Predict the classes of the next images, each from itself and all before it; `reject` as `Learner.predict`."""
-        images = as_images(images)
-        return self.predict_by(self._look(images), len(images), reject=reject)
+        return self.predict_by(self._look(as_images(images)), reject=reject)
 
-    def predict_by(self, evidence: Evidence, images: int, *, reject: float = 0.0) -> Prediction:
+    def predict_by(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
         """Predict the next images by the evidence of them, if that is at hand."""
         statistics = self._network.statistics(self._selector.name)
-        groups = torch.arange(images, device=self._network.device)
+        groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
         scores = task_scores(self._selector, evidence, statistics, groups).cpu().double()
         said = (1 - STRAY) * scores.softmax(dim=1) + STRAY / scores.shape[1]
         self._begin()
