@@ -8,6 +8,7 @@ with that, published figures without. How familiar images look is then told from
 
 import argparse
 import json
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +21,8 @@ import numpy as np
 import cps
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
-from cps.data import as_examples
+from cps.cost import describe_costs, seconds_of
+from cps.data import as_examples, in_order
 from cps.metrics import auroc
 from cps.recipes import RECIPES, SURE, Recipe
 from cps.scenario import Scenario, split_by_class
@@ -163,11 +165,23 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
             name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
         },
         "minutes": minutes,
+        "operations": sum(cost["operations"] for cost in describe_costs(learner.network)[1]),
+        "milliseconds": _milliseconds(learner, tasks[0]),
         "taken": 100 * (1 - learner.network.free_share()),
         "measured on": "images held out of training" if arguments.validation else "test images",
         "device": describe_device(fabric),
         "versions": versions(),
     }
+
+
+def _milliseconds(learner: cps.Learner, task: cps.Task) -> float:
+    """Return how long the prediction of one image takes."""
+    examples = as_examples(task.test, partial(local_labels, task.classes))
+    image = next(images[:1] for images, _ in in_order(examples))
+    learner.predict(image)
+    return 1000 * statistics.median(
+        seconds_of(partial(learner.predict, image), learner.network.device) for _ in range(10)
+    )
 
 
 def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
