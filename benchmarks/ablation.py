@@ -164,6 +164,9 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
         "class_il": {
             name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
         },
+        "selection": {
+            name: statistics.fmean(by_size["1"]["selection"][-1]) for name, by_size in found["class_il"].items()
+        },
         "minutes": minutes,
         "operations": sum(cost["operations"] for cost in describe_costs(learner.network)[1]),
         "milliseconds": _milliseconds(learner, tasks[0]),
