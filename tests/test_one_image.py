@@ -12,7 +12,7 @@ import cps
 from conftest import make_task
 from cps.cascade import _evened, _unpacked
 from cps.evidence import Evidence, Outputs
-from cps.familiarity import how_familiar
+from cps.familiarity import _say_once, how_familiar
 from cps.selection import select
 from cps.stream import RATES, Stream
 from cps.subnetwork import Subnetwork
@@ -171,6 +171,22 @@ def test_an_image_unlike_all_that_was_learned_is_unknown_and_the_share_of_known_
     assert None not in learner.predict(strange).classes
     with pytest.raises(ValueError, match="share of known images"):
         learner.predict(own, reject=1.0)
+
+
+def test_it_is_said_once_that_training_images_are_no_measure_of_how_familiar_new_ones_look(learner, caplog):
+    images = make_task(0).test[0]
+    kept = [subnetwork.statistics["familiarity"]["are_new"] for subnetwork in learner.network.subnetworks]
+    assert not any(kept)  # few images were held out, so training images were looked at too
+    _say_once.cache_clear()
+    for value in kept:
+        value.fill_(1)
+    learner.predict(images, reject=0.1)
+    assert not caplog.records  # the negative control
+    for value in kept:
+        value.zero_()
+    for _ in range(2):
+        learner.predict(images, reject=0.1)
+    assert [record.message[:48] for record in caplog.records] == ["how familiar images look was measured on trainin"]
 
 
 def test_familiarity_goes_on_below_the_least_familiar_image_of_a_task(learner):

@@ -1,6 +1,7 @@
 """Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
 
 import logging
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,22 +16,23 @@ NAME = "familiarity"  # its place among the statistics of a subnetwork
 STEPS = 1000  # in which shares of images are counted
 
 
-def familiar_outputs(logits: Tensor) -> dict[str, Tensor]:
+def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
     """Return what to keep about a task's own images: which largest output each share of them stays below.
 
-    Of few images that is uncertain, so the figures are a little lower then.
+    Of few images that is uncertain, so the figures are a little lower then. `are_new`: they were held out of training.
     """
     largest = logits.amax(dim=1).float()
     shares = torch.linspace(0, 1, STEPS + 1, device=logits.device)
     doubt = largest.std(correction=0) / len(largest) ** 0.5
-    return {"quantiles": torch.quantile(largest, shares) - doubt}
+    return {"quantiles": torch.quantile(largest, shares) - doubt, "are_new": shares.new_tensor([are_new])}
 
 
 def check_familiarity(network: SharedNetwork, path: object) -> None:
     """Refuse a file whose figures have a wrong form."""
     for task, subnetwork in enumerate(network.subnetworks):
         kept = subnetwork.statistics.get(NAME)
-        if kept is not None and (set(kept) != {"quantiles"} or kept["quantiles"].shape != (STEPS + 1,)):
+        shapes = {} if kept is None else {name: value.shape for name, value in kept.items()}
+        if kept is not None and {"are_new": (1,), **shapes} != {"are_new": (1,), "quantiles": (STEPS + 1,)}:
             raise FileError(f"'{path}' has damaged statistics of task {task}: how familiar its images look")
 
 
@@ -43,7 +45,17 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
         raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
+    if any(not float(task.statistics.get(NAME, {}).get("are_new", 1)) for task in network.subnetworks):
+        _say_once(
+            "how familiar images look was measured on training images for some tasks: the share of known images called "
+            "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
+        )
     return how_familiar(network, evidence, tasks) >= round(reject * STEPS)
+
+
+@cache
+def _say_once(text: str) -> None:
+    log.warning(text)
 
 
 def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:

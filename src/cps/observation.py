@@ -55,7 +55,8 @@ def observe_last(
         kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
         subnetwork.statistics[selector.name] = agreed(kept, fabric)
     logits = [] if held_out is None else [survey(network, held_out, fabric)[-1].logits]
-    if held_out is None or len(held_out) < ENOUGH:
+    are_enough = held_out is not None and len(held_out) >= ENOUGH
+    if not are_enough:
         logits.append(evidence[-1].logits)
-    subnetwork.statistics[NAME] = agreed(familiar_outputs(torch.cat(logits)), fabric)
+    subnetwork.statistics[NAME] = agreed(familiar_outputs(torch.cat(logits), are_new=are_enough), fabric)
     network.forget_images()
