@@ -163,6 +163,7 @@ class _Bars:
 
 
 def _show(results: dict[str, Any]) -> None:
+    from cps.comparison import in_words
     from cps.report import group_table
 
     head, rows = group_table(results)
@@ -172,7 +173,7 @@ def _show(results: dict[str, Any]) -> None:
     console.print(table)
     forgotten = {"cps, task known": results["task_il"]["BWT"]}
     by_size = results["class_il"][results["default_selector"]]
-    forgotten |= {f"cps, group of {size}": by_size[size]["BWT"] for size in ("1", "20") if size in by_size}
+    forgotten |= {f"cps, {in_words(size)}": by_size[size]["BWT"] for size in ("1", "20") if size in by_size}
     if "finetuning" in results["bounds"]:
         forgotten["finetuning"] = results["bounds"]["finetuning"]["BWT"]
     console.print("points forgotten (BWT): " + "; ".join(f"{who} {points:.1f}" for who, points in forgotten.items()))

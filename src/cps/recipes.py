@@ -123,7 +123,7 @@ def digits() -> Recipe:
 
 
 def cifar100(tasks: int) -> Recipe:
-    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks: ResNet-18(1/3), Adam, three rounds."""
+    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks, or in more: ResNet-18(1/3), Adam, three rounds."""
     return Recipe(
         name=f"cifar100-{tasks}",
         about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's settings",
@@ -235,6 +235,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar100-5": partial(cifar100, 5),
     "cifar100-10": partial(cifar100, 10),
     "cifar100-20": partial(cifar100, 20),
+    "cifar100-50": partial(cifar100, 50),
     "cifar100-b50": cifar100_b50,
     "cifar100-b50-frozen": partial(cifar100_b50, 0),
     "cifar100-5-single": partial(cifar100_single, "5", 20),
