@@ -182,7 +182,7 @@ def test_the_papers_recipes_use_all_sealed_weights():
 
     capacities = {name: make().capacity for name, make in RECIPES.items()}
     of_the_paper = [name for name in capacities if name != "digits" and not name.endswith("-single")]
-    assert len(of_the_paper) == 10
+    assert len(of_the_paper) == 11
     assert {capacities[name].crowded for name in of_the_paper} == {0.0}
     assert {capacity.budget for name, capacity in capacities.items() if name.endswith("-single")} == {0.01}
 
