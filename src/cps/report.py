@@ -60,11 +60,12 @@ def _overview(runs: Sequence[Results]) -> str:
         sizes = list(next(iter(same[0]["class_il"].values())))
         large = pictures.large_size(sizes)
         orders = ", ".join(f"order {run['order']} seed {run['seed']}" for run in same)
+        band = "; the band is one standard deviation" if len(same) > 1 else ""
         parts += [
             f"<h2>{html.escape(name)}</h2>",
             f'<p class="sub">{html.escape(orders)}</p>',
-            _picture(pictures.histories(same, large), "Accuracy after each task; the band is one standard deviation."),
-            _picture(pictures.group_sizes(same), "Accuracy by group size; the band is one standard deviation."),
+            _picture(pictures.histories(same, large), f"Accuracy after each task{band}."),
+            _picture(pictures.group_sizes(same), f"Accuracy by group size{band}."),
         ]
     return "\n".join(parts)
 
