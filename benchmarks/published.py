@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cps.comparison import mean_and_spread
+
 PAPER = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,10 +25,21 @@ def published_runs(*recipes: str) -> list[dict[str, Any]]:
 
 def ran_on(runs: list[dict[str, Any]]) -> str:
     """Return where runs were made, and what is said about them."""
-    devices = " and ".join(sorted({f"{run['device']}, torch {run['versions']['torch']}" for run in runs}))
+    devices = " and ".join(sorted({machine_of(run) for run in runs}))
     return f"Mean and standard deviation over class orders; {devices}." if len(runs) > 1 else f"One run; {devices}."
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """Return a table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+def machine_of(run: dict[str, Any]) -> str:
+    """Return where a run was made."""
+    return f"{run['device']}, torch {run['versions']['torch']}"
+
+
+def reached(runs: list[dict[str, Any]], selector: str, size: str) -> str:
+    """Return the mean accuracy of runs and its spread."""
+    return mean_and_spread([run["class_il"][selector][size]["ACC"] for run in runs])
+
+
+def markdown(head: list[str], rows: list[list[str]], note: str) -> str:
+    """Return a table with a note below it."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    return "\n".join([*lines, "", note])

@@ -5,10 +5,8 @@ strangers only the first half of the tasks counts as learned; images of the othe
 """
 
 import argparse
-from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,31 +16,16 @@ import cps
 from benchmarks.ablation import selectors_around
 from benchmarks.paper import compact
 from cps.bench import describe_device, versions
-from cps.data import as_examples, in_order
-from cps.evidence import Evidence, Outputs
+from cps.evaluation import Tested, look
 from cps.familiarity import STEPS, how_familiar
 from cps.metrics import auroc, false_positive_rate
-from cps.prediction import classify
 from cps.recipes import RECIPES
 from cps.selection import select
 from cps.storage import write_text
-from cps.subnetwork import local_labels
 
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
 DRAWS = 5  # streams at each rate
 REJECT = (0.01, 0.05, 0.1, 0.2)
-
-
-class Tested(NamedTuple):
-    """Test images of all tasks, one task after the other: what subnetworks say about them, their classes, and tasks."""
-
-    outputs: Sequence[Outputs]
-    classes: list[Any]
-    tasks: Tensor
-
-    def evidence(self, which: Tensor, tasks: int) -> Evidence:
-        """Return the evidence of some of the images by the first subnetworks."""
-        return Evidence(lambda asked: [Outputs(*(part[which] for part in self.outputs[task])) for task in asked], tasks)
 
 
 def main() -> None:
@@ -73,29 +56,14 @@ def main() -> None:
     write_text(arguments.out, compact(found))
 
 
-def look(learner: cps.Learner, tasks: Iterable[cps.Task]) -> Tested:
-    """Let every subnetwork look at all test images."""
-    classes, numbers, outputs = [], [], []
-    for number, task in enumerate(tasks):
-        names = list(task.classes)
-        for images, labels in in_order(as_examples(task.test, partial(local_labels, names))):
-            classes += [names[label] for label in labels.tolist()]
-            numbers += [number] * len(labels)
-            outputs.append(list(learner.evidence(images)))
-    joined = [Outputs(*(torch.cat(parts) for parts in zip(*each, strict=True))) for each in zip(*outputs, strict=True)]
-    return Tested(joined, classes, torch.tensor(numbers))
-
-
 def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[str, dict[str, float]]:
     """Return how many single images find their class and their task, with parts of the cascade on and off."""
     found = {}
-    everything = torch.arange(len(tested.tasks), device=learner.network.device)
-    evidence = tested.evidence(everything, len(tested.outputs))
+    evidence, _ = tested.until(tested.tasks - 1)
     for name, selector in selectors_around(cascade).items():
-        tasks = select(selector, evidence, learner.network.statistics(selector.name), everything)
-        said = classify(learner.network, evidence, tasks).classes
-        right = sum(a == b for a, b in zip(said, tested.classes, strict=True)) / len(said)
-        found[name] = {"class": 100 * right, "task": 100 * float((tasks.cpu() == tested.tasks).double().mean())}
+        statistics = learner.network.statistics(selector.name)
+        is_found = select(selector, evidence, statistics, _each(tested)) == tested.task
+        found[name] = {"class": _percent(is_found & tested.right), "task": _percent(is_found)}
         print(name, found[name], flush=True)
     return found
 
@@ -106,30 +74,37 @@ def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images
     for rate in RATES:
         right = []
         for seed in range(DRAWS):
-            chosen = _stream_of(tested.tasks, rate, images, seed)
-            evidence = tested.evidence(chosen.to(learner.network.device), len(tested.outputs))
-            said = learner.stream(selector=selector).predict_by(evidence).classes
-            right += [tested.classes[i] == name for i, name in zip(chosen, said, strict=True)]
-        found[str(rate)] = 100 * sum(right) / len(right)
+            chosen = _stream_of(tested.task.cpu(), rate, images, seed).to(tested.task.device)
+            said = learner.stream(selector=selector).predict_by(tested.of(chosen, tested.tasks)).tasks
+            right.append((said.to(chosen.device) == tested.task[chosen]) & tested.right[chosen])
+        found[str(rate)] = _percent(torch.cat(right))
         print(selector.name, rate, found[str(rate)], flush=True)
     return found
 
 
 def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> dict[str, Any]:
     """Return how well images of tasks that were not learned are told from others, with the first half learned."""
-    network, half = learner.network, len(tested.outputs) // 2
-    everything = torch.arange(len(tested.tasks), device=network.device)
-    evidence = tested.evidence(everything, half)
-    tasks = select(selector, evidence, network.statistics(selector.name)[:half], everything)
-    familiar = how_familiar(network, evidence, tasks).cpu()
-    known, strange = familiar[tested.tasks < half], familiar[tested.tasks >= half]
-    share = {str(r): [100 * float((s < r * STEPS).float().mean()) for s in (known, strange)] for r in REJECT}
+    network, half = learner.network, tested.tasks // 2
+    evidence = tested.of(slice(None), half)
+    tasks = select(selector, evidence, network.statistics(selector.name)[:half], _each(tested))
+    familiar, is_known = how_familiar(network, evidence, tasks).cpu(), (tested.task < half).cpu()
+    known, strange = familiar[is_known], familiar[~is_known]
+    share = {str(r): [_percent(s < r * STEPS) for s in (known, strange)] for r in REJECT}
     print("AUROC", auroc(known, strange), "rejected", share, flush=True)
     return {
         "AUROC": auroc(known, strange),
         "FPR95": false_positive_rate(known, strange, 0.95),
         "rejected (known, strangers)": share,
     }
+
+
+def _each(tested: Tested) -> Tensor:
+    """Return groups of one."""
+    return torch.arange(len(tested.task), device=tested.task.device)
+
+
+def _percent(are_so: Tensor) -> float:
+    return 100 * float(are_so.double().mean())
 
 
 def _stream_of(tasks: Tensor, rate: float, images: int, seed: int) -> Tensor:

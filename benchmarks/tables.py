@@ -16,8 +16,8 @@ from benchmarks.one_image import (
     strangers_table,
     streams_table,
 )
-from benchmarks.published import RESULTS, ROOT, markdown, published_runs, ran_on, read
-from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table
+from benchmarks.published import RESULTS, ROOT, machine_of, markdown, published_runs, ran_on, reached, read
+from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table, training_of
 from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
 from cps.report import group_table
 
@@ -25,10 +25,9 @@ from cps.report import group_table
 def digits_table() -> str:
     """Return the table of the demo in the README."""
     run = read("digits")
-    lines = [markdown(*group_table(run))]
-    note = f"One run, seed {run['seed']}, {run['device']}, torch {run['versions']['torch']}; "
+    note = f"One run, seed {run['seed']}, {machine_of(run)}; "
     note += f"{run['seconds']['learn']:.0f} s to learn the five tasks."
-    return "\n".join([*lines, "", note])
+    return markdown(*group_table(run), note)
 
 
 def speed_table(name: str) -> str:
@@ -36,8 +35,8 @@ def speed_table(name: str) -> str:
     run = read(name)
     head = ["what", "ours", "against", "ratio", "at most"]
     rows = [[row["what"], row["ours"], row["baseline"], f"{row['ratio']:.2f}", _limit(row)] for row in run["results"]]
-    note = f"{run['device']}, torch {run['versions']['torch']}; all in {run['seconds']:.0f} s."
-    return "\n".join([markdown(head, rows), "", note])
+    note = f"{machine_of(run)}; all in {run['seconds']:.0f} s."
+    return markdown(head, rows, note)
 
 
 def _limit(row: dict[str, Any]) -> str:
@@ -51,26 +50,25 @@ def whole_table() -> str:
     runs = [json.loads((RESULTS / "timed" / f"cifar100-{tasks}-1993.json").read_text()) for tasks in (5, 10, 20)]
     rows = []
     for run in runs:
-        epochs = f"{run['epochs'][0]} + {run['rounds']} x {run['epochs'][1]}"
         parts = [run["seconds"]["learn"], run["seconds"]["evaluate"]]
-        accuracy = run["class_il"]["Cascade"]["20"]["ACC"], run["class_il"]["Cascade"]["1"]["ACC"]
-        rows.append([run["recipe"], epochs, *(f"{value:.1f}" for value in (*parts, sum(parts), *accuracy))])
+        times = [f"{value:.1f}" for value in (*parts, sum(parts))]
+        rows.append([run["recipe"], training_of(run), *times, *(reached([run], "Cascade", n) for n in ("20", "1"))])
     head = [
         "recipe",
-        "epochs a task",
+        "training a task",
         "learning, s",
         "evaluation at all group sizes, s",
         "together, s",
         "groups of 20, %",
     ]
-    note = f"Order 1993; {runs[0]['device']}, torch {runs[0]['versions']['torch']}, alone on the machine."
-    return "\n".join([markdown([*head, "one image, %"], rows), "", note])
+    note = f"Order 1993; {machine_of(runs[0])}, alone on the machine."
+    return markdown([*head, "one image, %"], rows, note)
 
 
 def paper_table(make: Callable[[list[dict[str, Any]]], tuple[list[str], list[list[str]]]], *recipes: str) -> str:
     """Return a table of the published runs, and where they ran."""
     runs = published_runs(*recipes)
-    return "\n".join([markdown(*make(runs)), "", ran_on(runs)])
+    return markdown(*make(runs), ran_on(runs))
 
 
 def cifar_table() -> str:
@@ -78,16 +76,12 @@ def cifar_table() -> str:
     rows = []
     for tasks in (5, 10, 20):
         runs = published_runs(f"cifar100-{tasks}")
-
-        def found(selector: str, size: str, runs: list[dict[str, Any]] = runs) -> str:
-            return mean_and_spread([run["class_il"][selector][size]["ACC"] for run in runs])
-
+        found = [reached(runs, *way) for way in (("Cascade", "1"), ("MaxOutput", "1"), ("Cascade", "20"))]
         known = mean_and_spread([run["task_il"]["ACC"] for run in runs])
         taken = mean_and_spread([run["subnetworks"][-1]["taken"] for run in runs])
-        figures = [found("Cascade", "1"), found("MaxOutput", "1"), found("Cascade", "20"), known, taken]
-        rows.append([f"{tasks} tasks of {100 // tasks}", *figures])
+        rows.append([f"{tasks} tasks of {100 // tasks}", *found, known, taken])
     head = ["CIFAR-100 (%)", "one image", "one image, paper's selector", "groups of 20", "task known", "weights taken"]
-    return "\n".join([markdown(head, rows), "", ran_on(published_runs("cifar100-10"))])
+    return markdown(head, rows, ran_on(published_runs("cifar100-10")))
 
 
 def model_files_table() -> str:
@@ -96,8 +90,8 @@ def model_files_table() -> str:
     head = ["kind", *next(iter(run["counts"].values()))]
     rows = [[kind, *(f"{number:,}" for number in counts.values())] for kind, counts in run["counts"].items()]
     note = f"{run['cases']:,} cases in {run['minutes']:.0f} minutes, {run['mebibytes']:.0f} MiB of memory at most; "
-    note += f"{run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([markdown(head, rows), "", note])
+    note += f"{machine_of(run)}."
+    return markdown(head, rows, note)
 
 
 def load_table() -> str:
@@ -111,8 +105,8 @@ def load_table() -> str:
         for row in run["rows"]
     ]
     note = f"{run['model']}; {run['seconds']:.0f} seconds each; server and clients on one machine: "
-    note += f"{run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([markdown(head, rows), "", note])
+    note += f"{machine_of(run)}."
+    return markdown(head, rows, note)
 
 
 def requests_sentence() -> str:
@@ -120,7 +114,7 @@ def requests_sentence() -> str:
     run = read("fuzz-server")
     return (
         f"{run['requests']:,} requests in {run['minutes']:.0f} minutes, {run['passed']:,} passed; schemathesis "
-        f"{run['versions']['schemathesis']}, seed {run['seed']}; {run['device']}, torch {run['versions']['torch']}."
+        f"{run['versions']['schemathesis']}, seed {run['seed']}; {machine_of(run)}."
     )
 
 
@@ -130,7 +124,7 @@ def inbox_sentence() -> str:
     return (
         f"Measured: {run['images']:,} files one by one, {run['per_minute']:,.0f} in a minute, "
         f"{run['core_ms_per_image']:.0f} ms of a core each, after {run['start_seconds']:.0f} seconds to start "
-        f"({run['model']}; {run['device']}, torch {run['versions']['torch']})."
+        f"({run['model']}; {machine_of(run)})."
     )
 
 
@@ -146,8 +140,8 @@ def crowding_table() -> str:
         rows.append([way, *(f"{value:.1f}" for value in each), mean_and_spread(means), f"{free:.0f}"])
     head = ["way", *(f"task {task + 1}" for task in tasks), "mean", "% free at the end"]
     orders = len(next(iter(run["ways"].values())))
-    note = f"Mean over {orders} class orders; {run['device']}, torch {run['versions']['torch']}."
-    return "\n".join([markdown(head, rows), "", note])
+    note = f"Mean over {orders} class orders; {machine_of(run)}."
+    return markdown(head, rows, note)
 
 
 TABLES = {

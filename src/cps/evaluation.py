@@ -44,8 +44,12 @@ class Tested:
     def until(self, after: int) -> tuple[Evidence, int]:
         """Return the evidence as it was after a task: of the subnetworks so far, on the images of their tasks."""
         images = int((self.task <= after).sum())
-        seen = [Outputs(*(values[:images] for values in outputs)) for outputs in self.evidence[: after + 1]]
-        return Evidence(lambda tasks: [seen[task] for task in tasks], after + 1), images
+        return self.of(slice(images), after + 1), images
+
+    def of(self, images: Tensor | slice, subnetworks: int) -> Evidence:
+        """Return the evidence of some of the images, by the first subnetworks."""
+        seen = [Outputs(*(values[images] for values in outputs)) for outputs in self.evidence[:subnetworks]]
+        return Evidence(lambda tasks: [seen[task] for task in tasks], subnetworks)
 
 
 def evaluate(
@@ -65,7 +69,7 @@ def evaluate(
     `top5` is the share of images whose class is among the five best of the selected subnetwork. Selectors may be
     given names to be listed by, else their own count. Several processes share the work, and all must call this.
     """
-    tested = _test(learner, list(tasks), flips=flips)
+    tested = look(learner, tasks, flips=flips)
     task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
     task_il |= _top5(tested.right_of_five, tested)
     selectors = selectors or learner.selectors
@@ -77,7 +81,7 @@ def evaluate(
     return {"task_il": task_il, "class_il": class_il}
 
 
-def _test(learner: Learner, tasks: Sequence[Task], *, flips: bool) -> Tested:
+def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tested:
     """Pass the test images of all learned tasks through every subnetwork."""
     network = learner.network
     parts: list[list[Outputs]] = []

@@ -45,7 +45,7 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
         raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
-    if any(not float(task.statistics.get(NAME, {}).get("are_new", 1)) for task in network.subnetworks):
+    if any(not float(each.statistics.get(NAME, {}).get("are_new", 1)) for each in network.subnetworks):
         _say_once(
             "how familiar images look was measured on training images for some tasks: the share of known images called "
             "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
