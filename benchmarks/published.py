@@ -26,7 +26,10 @@ def published_runs(*recipes: str) -> list[dict[str, Any]]:
 def ran_on(runs: list[dict[str, Any]]) -> str:
     """Return where runs were made, and what is said about them."""
     devices = " and ".join(sorted({machine_of(run) for run in runs}))
-    return f"Mean and standard deviation over class orders; {devices}." if len(runs) > 1 else f"One run; {devices}."
+    recipes = len({run["recipe"] for run in runs})
+    if len(runs) > recipes:
+        return f"Mean and standard deviation over class orders; {devices}."
+    return f"One run{' each' if recipes > 1 else ''}; {devices}."
 
 
 def machine_of(run: dict[str, Any]) -> str:

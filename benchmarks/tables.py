@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks import growth
 from benchmarks.one_image import (
     choice_table,
+    cost_table,
     parts_table,
-    single_sentence,
     single_table,
     strangers_table,
     streams_table,
@@ -145,7 +145,7 @@ def crowding_table() -> str:
 
 
 TABLES = {
-    "README.md": {"digits": digits_table, "cifar": cifar_table, "single": single_sentence},
+    "README.md": {"digits": digits_table, "cifar": cifar_table, "single": single_table},
     "docs/performance.md": {
         "h200": partial(speed_table, "benchmarks-h200"),
         "whole": whole_table,
@@ -158,6 +158,7 @@ TABLES = {
     },
     "docs/one-image.md": {
         "single": single_table,
+        "single-cost": cost_table,
         "choice": choice_table,
         "streams": streams_table,
         "strangers": strangers_table,

@@ -1,6 +1,7 @@
 """Several runs in one table: the mean and the spread, worked out by hand."""
 
 import copy
+import itertools
 
 import pytest
 
@@ -88,3 +89,13 @@ def test_runs_with_other_selectors_and_sizes_are_compared_in_what_they_share(tmp
     assert comparison.metrics_table([{**other, "default_selector": "Signature"}, made()])[1] == []
     for picture in (pictures.group_sizes([other, made()]), pictures.histories([other, made()], "20")):
         picture.savefig(tmp_path / "picture.png")
+
+
+@pytest.mark.parametrize("tasks", [2, 20, 21, 60])
+def test_the_numbers_below_a_picture_do_not_touch(tasks):
+    layers = [{"name": "conv", "union": 50.0, "intersection": 5.0}]
+    figure = pictures.weights_per_layer({"layers": layers, "sharing": [100 / (tasks + 1)] * (tasks + 1)})
+    figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in figure.axes[1].get_xticklabels()]
+    assert len(boxes) >= min(tasks, 5)
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))

@@ -150,6 +150,8 @@ def assert_agrees(script):
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays can be converted" in run.stderr:
+        pytest.skip("the interpreter of this Triton cannot count with this numpy")
     assert run.stdout == "agrees\n", run.stderr
 
 
@@ -625,6 +627,7 @@ class Unknown(nn.Sequential):
 
 
 @needs_gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile
 @pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
 def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cudnn(monkeypatch, compiled):
     import cps.convolution
@@ -634,21 +637,21 @@ def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cu
         monkeypatch.setattr(cps.training, "LONG", 1)
     training = cps.Training(2, cps.SGD(0.05), batch_size=16)
 
-    def run():
+    def run(precision=None):
         torch.manual_seed(0)
-        fabric = cps.make_fabric(accelerator=ACCELERATOR)
+        fabric = cps.make_fabric(accelerator=ACCELERATOR, precision=precision)
         backbone = Unknown(awkward()) if compiled else awkward()
         learner = cps.Learner(backbone, train=training, retrain=training, rounds=1, fabric=fabric)
         learner.learn(make_task(0, shape=(3, 16, 16), images=64))
         assert (learner._trainer._engine[1]._fast is not None) == compiled
-        return learner.fingerprint(0), learner.network.subnetworks[0].head["weight"]
+        return learner.fingerprint(0), learner.network.subnetworks[0].head
 
     first, again = run(), run()
     assert first[0] == again[0]
     monkeypatch.setattr(cps.convolution, "LARGEST", 0)
-    plain = run()
+    plain, exact = run(), run("32-true")
     assert plain[0] != first[0]  # other kernels, other bits
-    assert (plain[1] - first[1]).norm() < 0.15 * first[1].norm()  # in bf16, after eight steps
+    check_alike(first[1], plain[1], exact[1])
 
 
 @needs_gpu

@@ -25,6 +25,10 @@ def test_metrics_equal_the_example_worked_by_hand():
     assert history(ACCURACY) == pytest.approx([90, 75, 50])
 
 
+def test_weighed_by_classes_a_history_is_the_accuracy_over_all_images():
+    assert history(ACCURACY, [2, 1, 1]) == pytest.approx([90, (2 * 80 + 70) / 3, (2 * 60 + 50 + 40) / 4])
+
+
 def test_the_sign_of_forgetting_is_the_papers():
     assert backward_transfer(np.array([[50.0, NAN], [70.0, 60.0]])) == -20
 

@@ -28,9 +28,14 @@ def average_incremental_accuracy(accuracy: Matrix) -> float:
     return float(np.mean([row[: after + 1].mean() for after, row in enumerate(accuracy)]))
 
 
-def history(accuracy: Matrix) -> list[float]:
-    """Return ACC after each task, as the paper's accuracy curves show it."""
-    return [float(row[: after + 1].mean()) for after, row in enumerate(accuracy)]
+def history(accuracy: Matrix, weights: ArrayLike | None = None) -> list[float]:
+    """Return ACC after each task, as the paper's accuracy curves show it.
+
+    Tasks count alike unless `weights` are given: with their numbers of classes this is the accuracy over all images.
+    """
+    counts = np.ones(len(accuracy)) if weights is None else np.asarray(weights, dtype=float)
+    ends = range(1, len(accuracy) + 1)
+    return [float(np.average(row[:end], weights=counts[:end])) for end, row in zip(ends, accuracy, strict=True)]
 
 
 def auroc(known: ArrayLike, strange: ArrayLike) -> float:

@@ -39,7 +39,7 @@ def accuracy_history(results: Results) -> Figure:
     if "joint" in bounds:
         axes.axhline(bounds["joint"]["ACC"], color=COLOURS["grey"], linestyle=":", label="joint training, all tasks")
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
-    axes.set_xticks(list(tasks))
+    _count(axes, tasks)
     return figure
 
 
@@ -73,9 +73,9 @@ def accuracy_on_each_task(results: Results) -> Figure:
     for index, ((label, entry), colour) in enumerate(zip(shown.items(), colours, strict=False)):
         last = _array(entry["accuracy"])[-1]
         axes.bar(places + 0.28 * (index - (len(shown) - 1) / 2), last, 0.28, color=colour, label=label)
-    axes.set_xticks(places)
+    _count(axes, range(1, len(places) + 1))
     _decorate(axes, "task", "accuracy after the last task (%)")
-    axes.legend(fontsize=8, frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
+    _put_legend_above(axes)
     return figure
 
 
@@ -96,7 +96,7 @@ def forgetting_history(results: Results) -> Figure:
         matrix = _array(entry["accuracy"])
         lost = [backward_transfer(matrix[: after + 1, : after + 1]) for after in range(1, tasks)]
         _line(axes, range(2, tasks + 1), lost, style, colour, label)
-    axes.set_xticks(range(2, tasks + 1))
+    _count(axes, range(2, tasks + 1))
     _decorate(axes, "tasks learned", "points forgotten so far (BWT)")
     axes.set_ylim(-4, None)
     return figure
@@ -120,7 +120,7 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
         if number in (size, "task-IL") and len(curve) == len(tasks):
             what = "task known" if number == "task-IL" else in_words(number)
             axes.plot(tasks, curve, ":", color=COLOURS["grey"], label=f"paper, {what} (top-5)")
-    axes.set_xticks(list(tasks))
+    _count(axes, tasks)
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
     return figure
 
@@ -189,8 +189,9 @@ def weights_per_layer(results: Results) -> Figure:
     )  # fmt: skip
     left.set_xticks(places, [layer["name"] for layer in layers], rotation=45, ha="right", fontsize=7)
     _decorate(left, "", "weights used (%)")
+    _put_legend_above(left)
     right.bar(range(len(sharing)), sharing, color=COLOURS["ours"])
-    right.set_xticks(range(len(sharing)))
+    _count(right, range(len(sharing)), most=12)
     right.set_xlabel("tasks that use a weight (0: still free)")
     right.set_ylabel("share of all weights (%)")
     _light_grid(right)
@@ -205,7 +206,7 @@ def taken_by_task(results: Results) -> Figure:
     axes.bar(tasks, density, color=COLOURS["ours"], label="used by the task's subnetwork")
     taken = [entry["taken"] for entry in results["subnetworks"]]
     axes.plot(tasks, taken, "o-", color=COLOURS["low"], label="taken so far, all tasks together")
-    axes.set_xticks(list(tasks))
+    _count(axes, tasks)
     _decorate(axes, "task", "share of all weights (%)")
     return figure
 
@@ -221,6 +222,17 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.set_ylim(0, 104)
     _light_grid(axes)
     axes.legend(fontsize=8, frameon=False, loc="best")
+
+
+def _put_legend_above(axes: Axes) -> None:
+    """Move the legend out of the way of bars."""
+    axes.legend(fontsize=8, frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
+
+
+def _count(axes: Axes, numbers: range, most: int = 20) -> None:
+    """Write numbers below the x-axis: all, or every second, fifth, ..., so that they do not touch."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, len(numbers)) if len(numbers) <= most * step)
+    axes.set_xticks([number for number in numbers if number % step == 0])
 
 
 def _light_grid(axes: Axes) -> None:
