@@ -4,10 +4,13 @@ import statistics
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from benchmarks.published import machine_of, markdown, published_runs, ran_on, read
 from cps.comparison import mean_and_spread, training_of
 from cps.metrics import history
+from cps.pictures import COLOURS, light_grid
 
 SINGLE = {
     "cifar100-10-single": "10 tasks of 10",
@@ -58,6 +61,32 @@ def cost_table() -> str:
     note += "at an image in four turns and their mirror images; that many looks of the dense network are "
     note += f"{run['dense']['operations'] / 1e9:.1f} G operations. {_where()}"
     return markdown([*head, "operations an image"], rows, note)
+
+
+def single_picture() -> Figure:
+    """Accuracy on single images after each task: trained for them, and as in the paper."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    for axes, tasks in zip(panels, (5, 10, 20), strict=True):
+        single, plain = published_runs(f"cifar100-{tasks}-single"), published_runs(f"cifar100-{tasks}")
+        places = range(1, tasks + 1)
+        axes.plot(places, _mean_history(single, "task_il"), "s-", color=COLOURS["ceiling"], label="task known")
+        axes.plot(places, _mean_history(single, "class_il"), "o-", color=COLOURS["ours"], label="one image")
+        label = "one image, training of the paper"
+        axes.plot(places, _mean_history(plain, "class_il"), "o--", color=COLOURS["other"], label=label)
+        axes.set_title(f"{tasks} tasks of {100 // tasks}", fontsize=10)
+        axes.set_xlabel("tasks learned")
+        axes.set_ylim(0, 104)
+        light_grid(axes)
+    panels[0].set_ylabel("accuracy on all classes so far (%)")
+    panels[0].legend(fontsize=8, frameon=False, loc="lower left")
+    return figure
+
+
+def _mean_history(runs: list[dict[str, Any]], kind: str) -> NDArray[Any]:
+    """Return the accuracy after each task, the mean over runs; the class-IL one is the cascade's on single images."""
+    entries = [run[kind] if kind == "task_il" else run[kind]["Cascade"]["1"] for run in runs]
+    return np.mean([_over_images(run, entry["accuracy"]) for run, entry in zip(runs, entries, strict=True)], axis=0)
 
 
 def _over_images(run: dict[str, Any], rows: list[list[float | None]]) -> list[float]:

@@ -12,6 +12,7 @@ from benchmarks.one_image import (
     choice_table,
     cost_table,
     parts_table,
+    single_picture,
     single_table,
     strangers_table,
     streams_table,
@@ -188,6 +189,7 @@ def main() -> None:
     group_sizes([read("digits")]).savefig(ROOT / "docs" / "one-image.png", dpi=110)
     group_sizes(published_runs("cifar100-10")).savefig(ROOT / "docs" / "cifar100-groups.png", dpi=110)
     accuracy_on_each_task(published_runs("cifar100-20")[0]).savefig(ROOT / "docs" / "cifar100-20.png", dpi=110)
+    single_picture().savefig(ROOT / "docs" / "single.png", dpi=100)
     for name in ("cpu", "h200"):
         growth.picture(read(f"benchmarks-{name}")["growth"]).savefig(ROOT / "docs" / f"growth-{name}.png", dpi=100)
 

@@ -227,3 +227,14 @@ def test_own_functions_do_not_stand_in_the_way_of_resuming(make_learner, tmp_pat
     learner.learn(make_task(0), checkpoint=path)
     whole.learn(make_task(0))
     assert learner.fingerprint(0) == whole.fingerprint(0)
+
+
+def test_whoever_watches_is_told_of_every_epoch_and_how_many_there_are(make_learner):
+    told = []
+    learner = make_learner(watch=told.append, train=cps.Training(3), rounds=2)
+    learner.learn(make_task())
+    assert [(at.task, at.done, at.total) for at in told] == [(0, done, 7) for done in range(1, 8)]
+    assert [(at.epoch, at.epochs) for at in told] == [(1, 3), (2, 3), (3, 3), (1, 2), (2, 2), (1, 2), (2, 2)]
+    assert list(dict.fromkeys(at.words for at in told)) == [
+        "training", "retraining, round 1 of 2", "retraining, round 2 of 2",
+    ]  # fmt: skip

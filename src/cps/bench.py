@@ -167,11 +167,8 @@ class Run:
         return (self.recipe.joint if name == "joint" else None) or self.recipe.train
 
     def _tick_of_learner(self, at: Progress, tasks: int) -> None:
-        train, retrain, rounds = self.recipe.train.epochs, self.recipe.retrain.epochs, self.recipe.rounds
-        each = train + rounds * retrain
-        before = at.task * each + (at.phase > 0) * train + max(0, at.phase - 1) * retrain
-        phase = "training" if at.phase == 0 else f"retraining, round {at.phase} of {rounds}"
-        self._tick(Tick(phase, at.task, tasks, at.epoch, at.epochs, at.loss, before + at.epoch, tasks * each))
+        done, total = at.task * at.total + at.done, tasks * at.total
+        self._tick(Tick(at.words, at.task, tasks, at.epoch, at.epochs, at.loss, done, total))
 
     def _tick_of_reading(self, done: int, images: int) -> None:
         self._tick(Tick("decoding images", 0, 1, done, images, None, 0, 0))

@@ -22,7 +22,6 @@ from cps.folders import FolderImages, ImageError, ImageFolder
 from cps.learner import SETTINGS, Learner
 from cps.loading import load
 from cps.plain import encode
-from cps.progress import Progress
 from cps.proposal import Choice, Wishes, apply, propose
 from cps.resemblance import lookalikes, usual_outputs
 from cps.scenario import Task
@@ -147,7 +146,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     began = time.monotonic() - (_left_over(growth) or {}).get("seconds", 0.0)
     learner, names = growth.learner, growth.names
     train, held = _split(growth.shipment, read, names, share)
-    learner.watch = None if watch is None else lambda at: _tell(at, learner, watch)
+    learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
     checkpoint = checkpoint_of(growth.model)
     before = _proofs(learner)
     new = Task(list(names.values()), train=train, val=held if held[1] else None)
@@ -250,10 +249,3 @@ def _accuracy(learner: Learner, task: int, images: Tensor, labels: list[str]) ->
         "task known": right(learner.predict(images, task=task).classes),
         "task found": right(learner.predict(images).classes),
     }
-
-
-def _tell(at: Progress, learner: Learner, watch: Watch) -> None:
-    train, retrain = learner.train.epochs, learner.retrain.epochs
-    before = 0 if at.phase == 0 else train + (at.phase - 1) * retrain
-    phase = "training" if at.phase == 0 else f"retraining, round {at.phase} of {at.phases - 1}"
-    watch(phase, before + at.epoch, train + (at.phases - 1) * retrain, f"loss {at.loss:.4f}")

@@ -223,22 +223,16 @@ class Learner:
         identity = identify(self.network, task, examples, settings, self.fabric)
         return Checkpoint(Path(path), identity)
 
-    def _fit(
-        self,
-        draft: Draft,
-        examples: Examples,
-        phase: int,
-        saver: Checkpoint | None,
-        saved: Saved | None,
-    ) -> None:
+    def _fit(self, draft: Draft, examples: Examples, phase: int, saver: Checkpoint | None, saved: Saved | None) -> None:
         """Train what may move of a draft; after each epoch save it and tell whoever watches."""
         index, training = len(self.network.subnetworks), self.train if phase == 0 else self.retrain
+        lengths = (self.train.epochs, *[self.retrain.epochs] * self.rounds)
 
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
                 saver.save(draft.state, epoch.optimizer_state, Position(phase, epoch.done))
             if self.watch is not None:
-                self.watch(Progress(index, phase, self.rounds + 1, epoch.done, training.epochs, epoch.loss))
+                self.watch(Progress(index, phase, epoch.done, lengths, epoch.loss))
 
         self._trainer.fit(
             draft.model,
@@ -250,7 +244,7 @@ class Learner:
             after_epoch=after_epoch,
             start=saved.at.epoch if saved else 0,
             optimizer_state=saved.optimizer if saved else None,
-            epochs_in_all=self.train.epochs + self.rounds * self.retrain.epochs,
+            epochs_in_all=sum(lengths),
         )
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:

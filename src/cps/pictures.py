@@ -194,7 +194,7 @@ def weights_per_layer(results: Results) -> Figure:
     _count(right, range(len(sharing)), most=12)
     right.set_xlabel("tasks that use a weight (0: still free)")
     right.set_ylabel("share of all weights (%)")
-    _light_grid(right)
+    light_grid(right)
     return figure
 
 
@@ -220,7 +220,7 @@ def _decorate(axes: Axes, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(0, 104)
-    _light_grid(axes)
+    light_grid(axes)
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 
@@ -235,7 +235,8 @@ def _count(axes: Axes, numbers: range, most: int = 20) -> None:
     axes.set_xticks([number for number in numbers if number % step == 0])
 
 
-def _light_grid(axes: Axes) -> None:
+def light_grid(axes: Axes) -> None:
+    """Draw thin lines across, and no frame."""
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
 
