@@ -221,6 +221,21 @@ def test_a_full_disk_while_saving_loses_nothing(learned, tmp_path):
     assert cps.load(path, conv_net()).fingerprint(1) == learned[0].fingerprint(1)
 
 
+def test_whatever_is_written_in_one_step_names_the_file_and_leaves_the_old_one_when_the_disk_is_full(tmp_path):
+    path = tmp_path / "graph.onnx"
+    path.write_text("old")
+
+    def fail():
+        with storage.in_one_step(path) as partial:
+            partial.write_text("half of the n")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match=r"could not write '.*graph\.onnx' \(.*No space left.*untouched"):
+        fail()
+    assert path.read_text() == "old"
+    assert [left.name for left in tmp_path.iterdir()] == ["graph.onnx"]
+
+
 def test_masks_survive_packing():
     draws = torch.Generator().manual_seed(0)
     for shape in ((1,), (3, 5), (7, 3, 1, 1), (16, 16)):

@@ -31,13 +31,10 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
-    try:
-        with in_one_step(path) as partial:
-            save_file(plain, partial, metadata)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-    except (OSError, SafetensorError) as error:
-        raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
+    with in_one_step(path) as partial:
+        save_file(plain, partial, metadata)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
     _sync_folder(path.parent)
 
 
@@ -52,6 +49,8 @@ def in_one_step(path: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(mode)  # safetensors writes files that only their owner may read
         partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
