@@ -36,9 +36,12 @@ def address(model):
         yield address
 
 
+def decoded(contents):
+    return torch.stack([torch.from_numpy(decode_image(io.BytesIO(content), SIZE)) for content in contents])
+
+
 def expected(learner, contents, **how):
-    images = torch.stack([torch.from_numpy(decode_image(io.BytesIO(content), SIZE)) for content in contents])
-    return learner.predict(images, **how)
+    return learner.predict(decoded(contents), reject=0.01, **how)
 
 
 def shown(names):
@@ -67,6 +70,16 @@ def test_images_that_belong_together_are_found_in_one_task(address, learner):
     reply = post(address, *((str(index), content) for index, content in enumerate(contents)), group="true").json()
     assert reply["group"] is True
     assert [image["class"] for image in reply["images"]] == shown(together.classes)
+
+
+def test_an_unknown_image_has_no_class_but_a_nearest_task(model, learner):
+    images = decoded([picture(seed) for seed in range(12)])
+    host = Host(model, LIMITS, reject=0.5)
+    found, wanted = host.predict(host.model, images, [""] * 12, group=False), learner.predict(images, reject=0.5)
+    assert {image.unknown for image in found} == {True, False}
+    for image, name, task in zip(found, wanted.classes, wanted.tasks.tolist(), strict=True):
+        assert (image.class_, image.unknown, image.task) == (*shown([name]), name is None, task + 1)
+        assert image.tasks[task].class_ is not None
 
 
 def test_the_model_tells_about_itself(address, learner):

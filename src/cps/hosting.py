@@ -18,7 +18,6 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.devices import make_fabric
-from cps.familiarity import is_familiar
 from cps.gate import Limits
 from cps.learner import Learner
 from cps.loading import load
@@ -108,8 +107,7 @@ def _replies(
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
     scores = task_scores(selector, evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
-    best = scores.argmax(dim=1)
-    chosen, is_known = classify(network, evidence, best), is_familiar(network, evidence, best, reject)
+    chosen = classify(network, evidence, scores.argmax(dim=1), reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, task)) for task in range(len(evidence))]
     shares = scores.softmax(dim=1)
     replies = []
@@ -124,14 +122,14 @@ def _replies(
             )
             for task, said in enumerate(every)
         ]
-        task, confidence = int(chosen.tasks[index]) + 1, _number(chosen.confidence[index])
+        is_unknown = chosen.classes[index] is None
         replies.append(
             ImageReply(
                 file=name,
-                class_=_name(chosen.classes[index]),
-                unknown=not is_known[index],
-                task=task,
-                confidence=confidence,
+                class_=None if is_unknown else _name(chosen.classes[index]),
+                unknown=is_unknown,
+                task=int(chosen.tasks[index]) + 1,
+                confidence=_number(chosen.confidence[index]),
                 tasks=tasks,
             )
         )
@@ -172,5 +170,5 @@ def _number(value: Tensor) -> float | None:
 
 def _name(name: ClassName | None) -> str | int:
     """Return a class name that any text can hold; a file may name a class by half a character."""
-    assert name is not None  # nothing is rejected here
+    assert name is not None
     return name.encode("utf-8", "replace").decode() if isinstance(name, str) else name

@@ -24,9 +24,11 @@ class ImageReply(BaseModel):
     error: str | None = Field(
         default=None, description="Why this image has no answer, in one sentence; null if it has one."
     )
-    class_: str | int | None = Field(default=None, serialization_alias="class", description="What it is.")
+    class_: str | int | None = Field(
+        default=None, serialization_alias="class", description="What it is; null if it is unknown."
+    )
     unknown: bool | None = Field(
-        default=None, description="Whether it looks like none that was learned; the class is then the nearest."
+        default=None, description="Whether it looks like none that was learned; `task` is then the nearest."
     )
     task: int | None = Field(default=None, description="The task it was found in, from 1, in the order of learning.")
     confidence: float | None = Field(
