@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,15 @@ def consistent(model: Model, chance: random.Random, folder: Path) -> bytes:
     chance.choice((_odd_images, _odd_setting, _odd_statistics, _odd_numbers, _odd_backbone, _odd_tasks))(
         learner, chance
     )
+    reseal(learner)
     learner.save(folder / "made.cps")
     return Model((folder / "made.cps").read_bytes(), model.learner).ordered
+
+
+def reseal(learner: cps.Learner) -> None:
+    """Make what was changed look as if it had been sealed so."""
+    network = learner.network
+    network.subnetworks = [replace(each, digest=network.digest(i)) for i, each in enumerate(network.subnetworks)]
 
 
 def _odd_images(learner: cps.Learner, chance: random.Random) -> None:

@@ -22,13 +22,20 @@ def main(folder: Path, devices: int, network: str) -> None:
     fabric = cps.make_fabric(accelerator="cpu", devices=devices)
     learner = cps.Learner(backbone, rounds=1, train=training, retrain=training, fabric=fabric)
     tasks = [make_task(first, images=29) for first in (0, 10)]
+    first = []
     for task in tasks:
         learner.learn(task, checkpoint=folder / "checkpoint.safetensors")
+        first.append(learner.fingerprint(0))
     passed = []
     outputs = learner.network.outputs
     learner.network.outputs = lambda batches, asked: passed.append(sum(map(len, batches))) or outputs(batches, asked)
     results = cps.evaluate(learner, tasks, group_sizes=[1, 5], flips=True)
-    note = {"results": results, "passed": sum(passed), "images": sum(len(task.test[1]) for task in tasks)}
+    note = {
+        "first task": first,
+        "results": results,
+        "passed": sum(passed),
+        "images": sum(len(task.test[1]) for task in tasks),
+    }
     (folder / f"{devices}-{fabric.global_rank}.json").write_text(json.dumps(note))
     state = {
         "weights": learner.network.weights,

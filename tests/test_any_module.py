@@ -353,6 +353,9 @@ def test_expanded_and_aliased_buffers_are_copied(make_learner, tmp_path):
     backbone.register_buffer("wide", torch.zeros(1).expand(4))
     backbone.register_buffer("same", backbone.wide)
     learner = make_learner(backbone)
+    own = dict(learner.network.backbone.named_buffers())["wide"]
+    assert own.stride() == (1,)
+    assert own.data_ptr() != backbone.wide.data_ptr()
     learner.learn(make_task(0), checkpoint=tmp_path / "checkpoint.safetensors")
     learner.save(tmp_path / "model.cps")
 

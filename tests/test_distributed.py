@@ -83,6 +83,12 @@ def test_two_processes_give_the_result_of_one_at_the_same_global_batch(tmp_path)
             assert torch.equal(two[name], value)
 
 
+def test_old_answers_stay_identical_on_two_processes(two_processes):
+    for rank in range(2):
+        then, now = json.loads((two_processes / f"2-{rank}.json").read_text())["first task"]
+        assert now == then
+
+
 def test_evaluation_is_shared_out_and_gives_what_one_process_gives(two_processes, tmp_path):
     first, second = (json.loads((two_processes / f"2-{rank}.json").read_text()) for rank in range(2))
     assert first["results"] == second["results"]
@@ -100,7 +106,6 @@ def test_the_command_line_starts_its_own_processes(tmp_path):
     run([*command, "--accelerator", "cpu", "--no-bounds", "--out", str(tmp_path / "run")], tmp_path)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert "2 process" in results["device"]
-    assert results["task_il"]["BWT"] == 0
 
 
 def test_a_single_process_does_not_look_for_a_cluster(monkeypatch):

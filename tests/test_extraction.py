@@ -70,9 +70,17 @@ def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(sm
     fast = learner.network.outputs([images], [0])[0]
     slow = learner.network.whole_outputs([images], 0)
     torch.testing.assert_close(fast.features, slow.features, rtol=1e-3, atol=TOLERANCE)
+
+    def made_anew():
+        learner.network.forget_small_networks()
+        learner.network._miniatures._members = {0: learner.extract(0).backbone}
+        return learner.network.outputs([images], [0])[0].logits
+
     learner.learn(make_task(20, shape=(2, 8, 8)))
-    learner.network._miniatures._members = {0: learner.extract(0).backbone}
-    assert torch.equal(learner.network.outputs([images], [0])[0].logits, fast.logits)
+    assert torch.equal(made_anew(), fast.logits)
+    for weight in learner.network.weights.values():  # the negative control
+        weight.mul_(1.01)
+    assert not torch.equal(made_anew(), fast.logits)
 
 
 def test_negative_control_a_channel_too_many_removed_changes_the_logits(small_and_whole):

@@ -233,7 +233,7 @@ def test_tensors_of_a_wrong_form_are_refused_by_inspect(model, name, value):
 
 def test_answers_that_differ_from_when_they_were_learned_are_found(model):
     def forge(header, tensors, metadata):
-        header["notes"][1]["proof"]["answers"] = "0" * 64
+        header["notes"][1]["answers"]["digest"] = "0" * 64
 
     rewritten(model, forge)
     assert "task 2 gives other answers" in run("verify", model, code=1).output.replace("\n", " ")
@@ -241,7 +241,7 @@ def test_answers_that_differ_from_when_they_were_learned_are_found(model):
 
 def test_answers_of_another_computer_are_not_compared(model):
     def move(header, tensors, metadata):
-        header["notes"][1]["proof"]["on"] = "torch 1.0, abacus"
+        header["notes"][1]["answers"]["on"] = "torch 1.0, abacus"
         header["notes"][0] = {}
 
     rewritten(model, move)
@@ -373,7 +373,7 @@ def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeyp
         patch.setattr("cps.growing.Learner.learn", stop)
         assert "Nothing was learned yet" in run(*arguments, code=130).output
     with monkeypatch.context() as patch:
-        patch.setattr("cps.growing._tell", stop)
+        patch.setattr("cps.progress.Progress.words", property(stop))
         stopped = run(*arguments, code=130)
         assert "checkpoint" not in stopped.stdout
         assert "What was learned is saved" in stopped.output
@@ -392,7 +392,7 @@ def test_a_checkpoint_of_other_work_survives_a_command_that_has_nothing_to_do(pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("cps.growing._tell", stop)
+        patch.setattr("cps.progress.Progress.words", property(stop))
         run("learn", folder, "--model", model, "--epochs", 3, *CPU, code=130)
     kept = checkpoint_of(model).read_bytes()
     assert "nothing to do" in run("learn", parts[0] / "january", "--model", model, *CPU).output

@@ -11,7 +11,7 @@ from cps.storage import FileError
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.model_files import Watch, fuzz, outcome
-from fuzz.odd_files import KINDS, make_case, make_model
+from fuzz.odd_files import KINDS, make_case, make_model, reseal
 
 WATCH = Watch()
 
@@ -81,6 +81,7 @@ def test_images_that_the_backbone_cannot_look_at_are_refused(folder, model, shap
 def test_a_head_of_another_width_than_the_features_is_refused(folder, model):
     learner = cps.load(folder / "sound.cps")
     learner.network.subnetworks[1].head["weight"] = learner.network.subnetworks[1].head["weight"][:, :7].clone()
+    reseal(learner)
     learner.save(folder / "odd.cps")
     with pytest.raises(FileError, match="its heads read \\[7, 64\\] features"):
         cps.load(folder / "odd.cps")

@@ -20,15 +20,19 @@ OPTIMIZERS = {
 
 
 def learn_and_compare(learner, tasks=3):
-    """Learn tasks; return whether the logits of task 0, taken right after it, are still the same bits."""
+    """Learn tasks; return whether the answers of task 0, taken right after it, are still the same bits."""
     first = make_task(0)
+    images = first.test[0].to(learner.network.device)
+
+    def answers():
+        learner.network.forget_small_networks()
+        return *learner.evidence(images)[0], *learner.network.whole_outputs([images], 0)
+
     learner.learn(first)
-    images = first.test[0]
-    before = learner.evidence(images)[0]
+    before = answers()
     for index in range(1, tasks):
         learner.learn(make_task(10 * index))
-    after = learner.evidence(images)[0]
-    return torch.equal(before.logits, after.logits) and torch.equal(before.features, after.features)
+    return all(map(torch.equal, before, answers()))
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -71,7 +75,24 @@ def test_negative_control_sealing_over_taken_weights_is_noticed(make_learner, mo
     seal = SharedNetwork.seal
     monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
     monkeypatch.setattr(Draft, "guard", lambda self: {})
+    learner = make_learner()
+    with pytest.raises(RuntimeError, match="task 0 is not the subnetwork that was sealed"):
+        learn_and_compare(learner)
+    assert len(learner.network.subnetworks) == 1  # and the first is as it was
+    learner.network.check_sealed()
+    monkeypatch.setattr(SharedNetwork, "check_sealed", lambda network: None)
     assert not learn_and_compare(make_learner())
+
+
+def test_what_was_changed_from_outside_is_not_saved(make_learner, tmp_path):
+    learner, path = make_learner(), tmp_path / "model.cps"
+    learner.learn(make_task(0))
+    learner.save(path)
+    good = path.read_bytes()
+    next(iter(learner.network.weights.values())).add_(1.0)
+    with pytest.raises(RuntimeError, match="task 0 is not the subnetwork that was sealed"):
+        learner.save(path)
+    assert path.read_bytes() == good
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -123,14 +144,29 @@ def test_masks_only_shrink_and_taken_only_grows(make_learner, monkeypatch):
     steps = []
     narrow = Draft.narrow
     monkeypatch.setattr(Draft, "narrow", lambda self, masks: steps.append((masks, self.masks)) or narrow(self, masks))
-    learner = make_learner(rounds=3)
+    assert taken_only_grows(make_learner(rounds=3))
+    assert len(steps) == 9
+    assert all(is_subset(after, before) for after, before in steps)
+
+
+def taken_only_grows(learner):
     taken = [learner.network.taken]
     for index in range(3):
         learner.learn(make_task(10 * index))
         taken.append(learner.network.taken)
-    assert len(steps) == 9
-    assert all(is_subset(after, before) for after, before in steps)
-    assert all(is_subset(before, after) for before, after in itertools.pairwise(taken))
+    return all(is_subset(before, after) for before, after in itertools.pairwise(taken))
+
+
+def test_negative_control_a_seal_that_takes_only_the_last_masks_is_noticed(make_learner, monkeypatch):
+    def careless_seal(network, draft):
+        subnetwork = seal(network, draft)
+        network.taken = draft.masks
+        return subnetwork
+
+    seal = SharedNetwork.seal
+    monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
+    monkeypatch.setattr(SharedNetwork, "check_sealed", lambda network: None)
+    assert not taken_only_grows(make_learner(rounds=3))
 
 
 def test_a_pruner_that_switches_connections_on_is_refused(make_learner):

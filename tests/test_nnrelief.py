@@ -86,8 +86,11 @@ def test_negative_control_signed_weights_give_other_scores():
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 8, 3, bias=False)
     images = torch.randn(6, 4, 9, 7)
-    signed = F.conv2d(images.abs().mean(0)[:, None], layer.weight[:1, :1].detach()).square().sum().sqrt()
-    assert not torch.isclose(signed, reference_kernel_importance(layer, images)[0, 0])
+    seen = observe(nn.Sequential(layer), ["0.weight"], [images]).inputs["0.weight"]
+    scores, _ = importance(layer, layer.weight.detach(), seen)
+    first, kernel = images.abs().mean(0)[None, :1], layer.weight[:1, :1].detach()
+    torch.testing.assert_close(scores[0, 0, 0, 0], F.conv2d(first, kernel.abs()).norm())
+    assert not torch.isclose(scores[0, 0, 0, 0], F.conv2d(first, kernel).norm())
 
 
 def test_linear_importance_equals_the_nested_loops():
@@ -384,5 +387,6 @@ def test_a_last_batch_of_one_image_does_not_confuse_additions():
         def forward(self, x):
             return (self.layer(x) + self.places).mean(dim=1)
 
-    tokens = torch.rand(5, 3, 4)
-    cps.NNrelief(0.9)(Places().eval(), {"layer.weight": torch.ones(4, 4, dtype=torch.bool)}, list(tokens.split(2)))
+    batches = list(torch.rand(5, 3, 4).split(2))
+    assert observe(Places().eval(), ["layer.weight"], batches).additions == {}
+    cps.NNrelief(0.9)(Places().eval(), {"layer.weight": torch.ones(4, 4, dtype=torch.bool)}, batches)

@@ -97,7 +97,7 @@ class Run:
             "bounds": self._bounds(scenario) if self.bounds else {},
             "dense": dense,
             **weights,
-            "fingerprints": [learner.network.digest(task) for task in range(len(scenario))],
+            "fingerprints": [subnetwork.digest for subnetwork in learner.network.subnetworks],
         }
         if self.fabric.is_global_zero:
             write_json(self.out / "results.json", results)

@@ -140,14 +140,14 @@ def _about(path: Path, learner: Learner, limits: Limits) -> ModelReply:
     network = learner.network
     tasks = []
     for task, subnetwork in enumerate(network.subnetworks):
-        proof = learner.fingerprint(task)
+        fingerprint = learner.fingerprint(task)
         tasks.append(
             TaskInfo(
                 task=task + 1,
                 classes=[_name(name) for name in subnetwork.classes],
                 density=network.density(task),
-                fingerprint=proof.tensors,
-                outputs=proof.outputs,
+                fingerprint=fingerprint.tensors,
+                outputs=fingerprint.outputs,
                 notes=subnetwork.notes,
             )
         )

@@ -35,13 +35,11 @@ def describe(path: str | Path) -> dict[str, Any]:
         raise FileError(f"'{path}' is inconsistent: it holds no weights")
     taken = {name: _weights_on(path, tensors, f"taken/{name}", value) for name, value in weights.items()}
     backbone = header["settings"].get("backbone")
-    notes = header.get("notes") or [{} for _ in header["classes"]]
     tasks = []
     for index, classes in enumerate(header["classes"]):
         used = sum(_weights_on(path, tensors, f"task/{index}/mask/{name}", value) for name, value in weights.items())
-        proof = header["fingerprints"][index]
-        known = {"task": index + 1, "classes": classes, "density": used / total, "fingerprint": proof}
-        tasks.append({**known, "notes": notes[index]})
+        known = {"task": index + 1, "classes": classes, "density": used / total}
+        tasks.append({**known, "fingerprint": header["fingerprints"][index], "notes": header["notes"][index]})
     return {
         "file": Path(path).name,
         "bytes": Path(path).stat().st_size,
@@ -74,10 +72,10 @@ def verify(path: str | Path) -> list[Check]:
     here, same = machine(learner), 0
     elsewhere = set()
     for task, subnetwork in enumerate(learner.network.subnetworks):
-        proof = subnetwork.notes.get("proof")
-        if not isinstance(proof, dict) or proof.get("on") != here:
-            elsewhere.add(str(proof.get("on")) if isinstance(proof, dict) else "a computer that was not noted")
-        elif proof.get("answers") != learner.fingerprint(task).outputs:
+        then = subnetwork.notes.get("answers")
+        if not isinstance(then, dict) or then.get("on") != here:
+            elsewhere.add(str(then.get("on")) if isinstance(then, dict) else "a computer that was not noted")
+        elif then.get("digest") != learner.fingerprint(task).outputs:
             raise FileError(f"'{path}': task {task + 1} gives other answers on fixed inputs than when it was learned")
         else:
             same += 1

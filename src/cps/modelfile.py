@@ -20,7 +20,8 @@ from cps.subnetwork import Subnetwork
 
 
 def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
-    """Write the network and the learner's settings to a model file."""
+    """Write the network and the learner's settings to a model file, if all that was sealed is as it was."""
+    network.check_sealed()
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
     tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
@@ -37,7 +38,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "settings": {name: encode(value) for name, value in learner_settings.items()},
-        "fingerprints": [network.digest(task) for task in range(len(network.subnetworks))],
+        "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
     }
     storage.write(path, "model", header, tensors)
 
@@ -63,7 +64,7 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     taken = reader.masks("taken", weights)
     subnetworks = []
     for index, names in enumerate(header["classes"]):
-        number, features = len(names) * header.get("turns", {}).get(str(index), 1), header["features"][index]
+        number, features = len(names) * header["turns"].get(str(index), 1), header["features"][index]
         head = {
             "weight": reader.take(f"task/{index}/head/weight", (number, features)),
             "bias": reader.take(f"task/{index}/head/bias", (number,)),
@@ -74,10 +75,8 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
             for selector, keys in header["statistics"][index].items()
         }
         masks = reader.masks(f"task/{index}/mask", weights)
-        notes = header["notes"][index] if "notes" in header else {}  # files of cps 0.1 have none
-        subnetworks.append(
-            Subnetwork(tuple(names), masks, private, head, statistics, notes, index in header.get("mirrors", []))
-        )
+        more = header["notes"][index], index in header["mirrors"], header["fingerprints"][index]
+        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics, *more))
     reader.refuse_leftovers()
     together = full_masks(weights, on=False)
     for subnetwork in subnetworks:
@@ -87,9 +86,10 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     network.weights, network.initial, network.taken = weights, initial, taken
     network.subnetworks = subnetworks
     network.input_shape = tuple(header["input_shape"]) or None
-    for task, expected in enumerate(header["fingerprints"]):
-        if network.digest(task) != expected:
-            raise FileError(f"'{path}' is inconsistent: task {task} is not the subnetwork that was sealed")
+    try:
+        network.check_sealed()
+    except RuntimeError as error:
+        raise FileError(f"'{path}' is inconsistent: {error}") from None
 
 
 def _parts_of(subnetwork: Subnetwork) -> dict[str, Tensor]:
@@ -140,18 +140,17 @@ def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 def _check_header(path: str | Path, header: dict[str, Any]) -> None:
     """Refuse a header whose parts have the wrong form."""
-    lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints")]
-    lists += [header["notes"]] if "notes" in header else []
+    lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints", "notes")]
     well_formed = (
         all(isinstance(part, list) and len(part) == len(lists[0] or []) for part in lists)
-        and all(isinstance(notes, dict) for notes in header.get("notes", []))
+        and all(isinstance(notes, dict) for notes in header["notes"])
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
-        and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors", []))
+        and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors"))
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
-        and isinstance(header.get("turns", {}), dict)
-        and all(turns == 4 for turns in header.get("turns", {}).values())
+        and isinstance(header.get("turns"), dict)
+        and all(turns == 4 for turns in header["turns"].values())
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
         and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
     )

@@ -1,6 +1,7 @@
 """The shared network and its subnetworks."""
 
 import copy
+import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
-from cps.partition import Parts, named_tensors, partition, put_channels_last
+from cps.partition import Parts, named_tensors, own_memory, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Subnetwork
@@ -40,7 +41,7 @@ class SharedNetwork:
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
         self.backbone = copy.deepcopy(backbone)
-        _own_memory(self.backbone)
+        own_memory(self.backbone)
         self.parts: Parts = partition(self.backbone)
         self.normalize = normalize
         tensors = named_tensors(self.backbone)
@@ -139,7 +140,16 @@ class SharedNetwork:
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: value.clone() for name, value in draft.private().items()}
         self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors))
-        return self.subnetworks[-1]
+        sealed = dataclasses.replace(self.subnetworks[-1], digest=self.digest(len(self.subnetworks) - 1))
+        self.subnetworks[-1] = sealed
+        self.check_sealed()
+        return sealed
+
+    def check_sealed(self) -> None:
+        """Refuse to go on if anything of a sealed subnetwork is not as it was sealed."""
+        for task, subnetwork in enumerate(self.subnetworks):
+            if self.digest(task) != subnetwork.digest:
+                raise RuntimeError(f"task {task} is not the subnetwork that was sealed")
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
         """Return the tensors that turn the backbone into that task's: masked weights and private parts."""
@@ -240,17 +250,6 @@ class SharedNetwork:
         head = {f"head {name}": value for name, value in subnetwork.head.items()}
         mirrors = " and mirror images" if subnetwork.mirrors else ""
         return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes) + mirrors)
-
-
-def _own_memory(backbone: nn.Module) -> None:
-    """Give buffers memory of their own, which expanded ones have not, so that they can be written."""
-    copies: dict[int, Tensor] = {}
-    for module in backbone.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = copies.setdefault(
-                    id(buffer), buffer.clone(memory_format=torch.contiguous_format)
-                )
 
 
 def _move(tensors: dict[str, Tensor], device: torch.device) -> None:

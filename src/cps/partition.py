@@ -108,3 +108,14 @@ def _warn_of_large_private_parts(tensors: dict[str, Tensor], shared: tuple[str, 
             f"largest: '{largest}', {sizes[largest]:,}); every task keeps its own copy of those",
             stacklevel=4,
         )
+
+
+def own_memory(backbone: nn.Module) -> None:
+    """Give buffers memory of their own, which expanded ones have not, so that they can be written."""
+    copies: dict[int, Tensor] = {}
+    for module in backbone.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = copies.setdefault(
+                    id(buffer), buffer.clone(memory_format=torch.contiguous_format)
+                )

@@ -18,7 +18,7 @@ class Subnetwork:
 
     `statistics` holds, by the name of a selector, the numbers that selector keeps about the task. `notes` are plain
     data about how it was learned, such as the day and the accuracy; they are yours to fill. `mirrors` says whether it
-    looks at mirror images too.
+    looks at mirror images too. `digest` is that of all its tensors when it was sealed.
     """
 
     classes: tuple[ClassName, ...]
@@ -28,6 +28,7 @@ class Subnetwork:
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     notes: dict[str, Any] = field(default_factory=dict)
     mirrors: bool = False
+    digest: str = ""
 
     @property
     def turns(self) -> int:
