@@ -12,7 +12,8 @@ import cps
 from benchmarks import growth
 from benchmarks.selecting import selecting
 from benchmarks.training import masked_step, memory, scoring
-from cps.bench import describe_device, versions, write_json
+from cps.machine import describe_device, versions
+from cps.storage import write_json
 
 
 def main() -> None:

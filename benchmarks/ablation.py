@@ -21,9 +21,9 @@ import torch
 
 import cps
 from benchmarks.paper import compact
-from cps.bench import describe_device, versions
 from cps.cost import describe_costs, seconds_of
 from cps.data import as_examples
+from cps.machine import describe_device, versions
 from cps.metrics import auroc
 from cps.recipes import RECIPES, SURE, Recipe
 from cps.scenario import Scenario, split_by_class

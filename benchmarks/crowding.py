@@ -11,7 +11,7 @@ from typing import Any
 
 import cps
 from benchmarks.paper import compact
-from cps.bench import describe_device, versions
+from cps.machine import describe_device, versions
 from cps.recipes import RECIPES
 from cps.seeds import seeded
 from cps.storage import write_text

@@ -15,7 +15,8 @@ from PIL import Image
 
 import cps
 from benchmarks.serving import SIZE, TASKS, make_model
-from cps.bench import describe_device, versions, write_json
+from cps.machine import describe_device, versions
+from cps.storage import write_json
 
 
 def make_images(folder: Path, number: int) -> None:

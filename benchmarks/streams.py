@@ -15,9 +15,9 @@ from torch import Tensor
 import cps
 from benchmarks.ablation import selectors_around
 from benchmarks.paper import compact
-from cps.bench import describe_device, versions
 from cps.evaluation import Tested, look
 from cps.familiarity import STEPS, how_familiar
+from cps.machine import describe_device, versions
 from cps.metrics import auroc, false_positive_rate
 from cps.recipes import RECIPES
 from cps.selection import select

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torchvision
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, weight_norm
+from torch.utils.checkpoint import checkpoint
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
@@ -140,6 +141,12 @@ class Unused(nn.Module):
         return self.used(images.flatten(1))
 
 
+def old_weight_norm():
+    with pytest.warns(FutureWarning):
+        layer = weight_norm(nn.Conv1d(2, 4, 3))
+    return nn.Sequential(nn.Flatten(2), layer, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 4))
+
+
 def traced():
     return torch.jit.trace(conv_net().eval(), torch.zeros(2, 2, 6, 6))
 
@@ -155,7 +162,119 @@ REFUSED = {
     "several outputs": (lambda: Several(), "one tensor of features"),
     "compiled TorchScript": (traced, "TorchScript"),
     "the wrong channel count": (lambda: conv_net(5), r"cannot process images of shape \(2, 6, 6\)"),
+    "a weight that is normed the old way": (old_weight_norm, "'1' computes its weight"),
+    "a wrapper of several GPUs": (lambda: nn.DataParallel(conv_net()), "wrapped in DataParallel; pass its .module"),
+    "a parameter in a plain list": (lambda: Listed(), "the backbone reads 'scale' by another way than its attribute"),
+    "a buffer made when it runs": (lambda: Late(), "the backbone makes 'ramp' when it runs"),
+    "an embedding of floats": (lambda: nn.Sequential(nn.Flatten(), nn.Embedding(9, 4), nn.Linear(4, 4)), r"call x.long\(\)"),
 }  # fmt: skip
+
+
+class Listed(nn.Module):
+    """Reads a parameter through a list, which holds the same tensor whatever is put in its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale = nn.Linear(72, 4), nn.Parameter(torch.ones(4))
+        self.all = [self.scale]
+
+    def forward(self, images):
+        return self.layer(images.flatten(1)) * self.all[0]
+
+
+class Late(nn.Module):
+    """Makes a buffer in its first forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(72, 4)
+
+    def forward(self, images):
+        if not hasattr(self, "ramp"):
+            self.register_buffer("ramp", torch.linspace(0, 1, 4))
+        return self.layer(images.flatten(1)) + self.ramp
+
+
+class InTraining(nn.Module):
+    """Returns more in training, as networks with auxiliary heads do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(72, 4)
+
+    def forward(self, images):
+        features = self.layer(images.flatten(1))
+        return (features, features) if self.training else features
+
+
+def test_a_backbone_that_returns_more_in_training_is_refused_before_training(make_learner):
+    with pytest.raises(TypeError, match="in training the backbone returns tuple.*aux_logits=False"):
+        make_learner(InTraining()).learn(make_task(0))
+
+
+class InPlace(nn.Module):
+    """Works in place on its input."""
+
+    def __init__(self, is_in_place):
+        super().__init__()
+        self.layer, self.is_in_place = nn.Conv2d(2, 8, 3), is_in_place
+
+    def forward(self, images):
+        images = images.sub_(0.5).mul_(4) if self.is_in_place else (images - 0.5) * 4
+        return self.layer(images).relu().mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("views", [cps.Upright(mirrors=True), cps.Rotations()], ids=["mirrored", "turned"])
+def test_work_in_place_does_not_reach_the_next_look(make_learner, views):
+    task, said = make_task(0), []
+    for is_in_place in (True, False):
+        torch.manual_seed(0)
+        learner = make_learner(InPlace(is_in_place), views=views)
+        learner.learn(task)
+        images = task.test[0].to(learner.network.device)
+        given = images.clone()
+        said.append((learner.evidence(images)[0].logits, learner.extract(0)(images)))
+        assert torch.equal(images, given)
+    for ours, plain in zip(*said, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_layers_that_run_again_in_the_backward_pass_are_learned(make_learner):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(72, 16), nn.Linear(16, 8)
+
+        def forward(self, images):
+            hidden = checkpoint(lambda x: self.first(x).relu(), images.flatten(1), use_reentrant=False)
+            return self.second(hidden)
+
+    learner = make_learner(Checkpointed())
+    learner.learn(make_task(0))
+    assert learner.network.density(0) < 1
+
+
+def test_gradients_that_are_switched_off_outside_are_on_while_learning(make_learner):
+    images = make_task(0).test[0]
+    usual, without = make_learner(), make_learner()
+    usual.learn(make_task(0))
+    with torch.no_grad():
+        without.learn(make_task(0))
+    assert without.predict(images).classes == usual.predict(images).classes
+    assert without.fingerprint(0) == usual.fingerprint(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*layers without masks")
+def test_private_weights_in_another_layout_have_the_same_fingerprint_in_a_file(make_learner, tmp_path):
+    def make():
+        layers = nn.Conv2d(2, 8, 3), nn.ReLU(), nn.ConvTranspose2d(8, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)
+
+    learner = make_learner(make())
+    learner.learn(make_task(0))
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", make(), fabric=learner.fabric)
+    assert loaded.fingerprint(0) == learner.fingerprint(0)
 
 
 class Several(nn.Module):

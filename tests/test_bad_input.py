@@ -291,3 +291,50 @@ def test_a_module_that_fails_on_noise_is_no_alarm(make_learner, capsys):
     assert len(learner.predict(tokens).classes) == 24
     assert "Traceback" not in capsys.readouterr().err
     assert len(repr(found)) < 200
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"train": 3},
+        {"pruner": cps.NNrelief},
+        {"augment": cps.Flip},
+        {"views": "turned"},
+        {"selectors": [cps.MaxOutput]},
+    ],
+    ids=str,
+)
+def test_settings_of_another_kind_are_refused_at_once(make_learner, settings):
+    with pytest.raises(TypeError, match=r"cannot be|a selector is an object such as cps.MaxOutput\(\)"):
+        make_learner(**settings)
+
+
+def test_what_cannot_select_is_refused_in_words(learned):
+    learner, images = learned, make_task(0).test[0]
+    with pytest.raises(TypeError, match="a selector is an object"):
+        learner.predict(images, selector="MaxOutput")
+    with pytest.raises(ValueError, match="give the task, or a selector"):
+        learner.predict(images, selector=cps.MaxOutput(), task=0)
+    with pytest.raises(ValueError, match="there is no task 99"):
+        learner.predict(images, selector=cps.Oracle(99))
+    with pytest.raises(ValueError, match="a number of images"):
+        learner.predict(images, group_size=2.5)
+
+
+def test_labels_of_several_numbers_are_refused(make_learner):
+    images = torch.rand(8, 2, 6, 6)
+    for labels in (torch.zeros(8, 1), torch.eye(8)):
+        with pytest.raises(ValueError, match="one class for each image, got shape"):
+            make_learner().learn(cps.Task([0, 1], train=(images, labels)))
+
+
+def test_a_class_that_only_reading_shows_to_have_no_image_is_told(make_learner, caplog):
+    class Reading(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.rand(2, 6, 6), "a"
+
+    make_learner().learn(cps.Task(["a", "b"], train=Reading()))
+    assert "class 'b' had no training image" in caplog.text

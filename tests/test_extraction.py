@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cps
-from conftest import ACCELERATOR, make_task
+from conftest import ACCELERATOR, conv_net, make_task
 from cps.crowd import Crowd, narrowed
 from test_any_module import BACKBONES
 
@@ -164,3 +164,70 @@ def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole
     lost = torch.full_like(whole.features, float("inf"))
     monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole.features, lost])
     assert torch.equal(learner.network.outputs([images], [0, 1])[1].features, whole.features)
+
+
+def test_a_small_network_normalises_inputs_of_any_form(make_learner):
+    normalize = cps.Normalize((0.5,) * 9, (0.2,) * 9)
+    learner = make_learner(torch.nn.Sequential(torch.nn.Linear(9, 32), torch.nn.ReLU()), normalize=normalize)
+    task = make_task(0, shape=(9,))
+    learner.learn(task)
+    rows = task.test[0].to(learner.network.device)
+    torch.testing.assert_close(learner.extract(0)(rows), learner.evidence(rows)[0].logits)
+
+
+def test_a_small_network_of_doubles_takes_images_of_floats(make_learner):
+    learner = make_learner(conv_net().double(), normalize=cps.Normalize((0.5, 0.5), (0.2, 0.3)))
+    task = make_task(0)
+    learner.learn(task)
+    images = task.test[0].to(learner.network.device)
+    torch.testing.assert_close(learner.extract(0)(images), learner.evidence(images)[0].logits, rtol=1e-3, atol=1e-3)
+
+
+class Grouped(torch.nn.Module):
+    """A convolution in groups beside plain ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = torch.nn.Conv2d(2, 16, 3), torch.nn.Conv2d(32, 8, 1)
+        self.middle, self.grouped = torch.nn.Conv2d(16, 32, 1), torch.nn.Conv2d(32, 32, 3, padding=1, groups=4)
+
+    def forward(self, images):
+        seen = self.grouped(self.middle(self.first(images).relu()).relu()).relu()
+        return self.last(seen).relu().mean(dim=(2, 3))
+
+
+def test_a_convolution_in_groups_keeps_its_channels_and_the_others_are_cut(make_learner):
+    torch.manual_seed(0)
+
+    def half(backbone, masks, batches):
+        read = masks["middle.weight"].clone()
+        read[:, 8:] = False
+        return masks | {"middle.weight": read}
+
+    learner = make_learner(Grouped(), pruner=half)
+    task = make_task(0, shape=(2, 8, 8))
+    learner.learn(task)
+    small, images = learner.extract(0), task.test[0].to(learner.network.device)
+    torch.testing.assert_close(small(images), learner.network.whole_outputs([images], 0).logits, rtol=1e-3, atol=1e-3)
+    assert small.backbone.grouped.groups == 4
+    assert small.backbone.first.out_channels == 8
+
+
+@pytest.mark.parametrize("scale", [1.0, 3e-5])
+def test_a_convolution_that_is_called_twice_has_no_norm_folded_in(make_learner, scale):
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.again = torch.nn.Conv2d(2, 8, 3), torch.nn.Conv2d(8, 8, 3, padding=1)
+            self.one, self.two = torch.nn.BatchNorm2d(8), torch.nn.BatchNorm2d(8)
+
+        def forward(self, images):
+            seen = self.one(self.again(self.first(images).relu())).relu()
+            return self.two(self.again(seen)).relu().mean(dim=(2, 3)) * scale
+
+    learner = make_learner(Twice())
+    task = make_task(0, shape=(2, 8, 8))
+    learner.learn(task)
+    images = task.test[0].to(learner.network.device)
+    features = learner.extract(0).outputs(images).features
+    torch.testing.assert_close(features / scale, learner.network.whole_outputs([images], 0).features / scale)

@@ -362,8 +362,9 @@ def test_the_help_names_all_backbones():
     assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
 
 
-def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeypatch):
-    folder = write_shipment(tmp_path / "march", ["pin", "washer"], images=12)
+@pytest.mark.parametrize("classes", [["pin", "washer"], ["pin"]], ids=["two classes", "one class"])
+def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeypatch, classes):
+    folder = write_shipment(tmp_path / "march", classes, images=12)
     arguments = ["learn", folder, "--model", model, "--epochs", 3, *CPU]
 
     def stop(*_, **__):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import cps
-from conftest import make_task
+from conftest import conv_net, make_task
 
 
 @cps.setting
@@ -152,3 +152,46 @@ def test_the_signature_is_the_formula_of_the_paper(make_learner, norm):
         torch.zeros(4, dtype=torch.long).to(now.device),
     )
     torch.testing.assert_close(-scores[0], torch.stack(distances), rtol=1e-4, atol=1e-6)
+
+
+class Counts(cps.MaxOutput):
+    """Keeps whole numbers."""
+
+    name = "Counts"
+
+    def observe(self, subnetwork, evidence, labels, earlier):
+        return {"counts": torch.bincount(labels)}
+
+
+def test_whole_numbers_that_a_selector_keeps_survive_a_file(make_learner, tmp_path):
+    cps.check_selector(Counts())
+    learner = make_learner(selectors=[Counts()])
+    learner.learn(make_task(0))
+    learner.save(tmp_path / "model.cps")
+    kept = cps.load(tmp_path / "model.cps", conv_net(), selectors=[Counts()]).network.statistics("Counts")[0]
+    assert kept["counts"].tolist() == learner.network.statistics("Counts")[0]["counts"].tolist()
+
+
+@pytest.mark.parametrize("kept", [{1: torch.ones(2)}, {"list": [1.0]}, {"complex": torch.ones(2) * 1j}])
+def test_what_no_file_could_hold_is_refused_when_a_selector_keeps_it(make_learner, kept):
+    class Odd(Counts):
+        def observe(self, subnetwork, evidence, labels, earlier):
+            return kept
+
+    learner = make_learner(selectors=[Odd()])
+    with pytest.raises(TypeError, match="Counts must keep real tensors by name"):
+        learner.learn(make_task(0))
+
+
+@pytest.mark.parametrize(
+    "mask_of",
+    [lambda w, m: m & (w.abs() > 0.05), lambda w, m: m.float(), lambda w, m: m[:, :1], lambda w, m: None],
+    ids=["one for each weight", "floats", "too few", "none"],
+)
+def test_masks_of_another_form_are_refused_when_a_pruner_returns_them(make_learner, mask_of):
+    def odd(backbone, masks, batches):
+        weights = dict(backbone.named_parameters())
+        return {name: mask_of(weights[name].detach(), mask) for name, mask in masks.items()}
+
+    with pytest.raises(ValueError, match=r"bool mask of shape \(8, 2, 1, 1\) for '0.weight'"):
+        make_learner(pruner=odd).learn(make_task(0))

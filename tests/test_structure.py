@@ -16,36 +16,31 @@ import cps
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "cps"
 
-LAYERS = [
-    set(modules.split())
-    for modules in (
-        "plain masks metrics seeds evidence storage partition capture aside devices launching norm_kernels flat images published terminal progress gate replies",
-        "choice lock capacity losses augmentation data backbones padding pixels folders kernels strided_kernels norms update_kernels views",
-        "guard settings scenario subnetwork activity crowd convolution feed presentation shipment uploads",
-        "draft extraction probe sources unread joining update",
-        "miniatures admission twin",
-        "network engine",
-        "pruning selection training checkpoint modelfile sharing intake cost survey familiarity",
-        "prediction observation cascade checklist comparison forgetting",
-        "stream",
-        "learner",
-        "loading evaluation baselines recipes pictures proposal estimate resemblance inbox exporting",
-        "report growing hosting",
-        "bench inspection serving",
-        "cli_bench cli_model cli_predict cli_export cli_serve",
-        "cli",
-        "__main__",
-    )
-]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+LAYERS = [set(re.findall(r"`(\w+)`", row)) for row in reversed(re.findall(r"^\| \d+ \| (.*) \|$", PAGE, re.M))]
 
 
-def imports_of(module):
-    tree = ast.parse((SOURCE / f"{module}.py").read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("cps."):
-            yield node.module.split(".")[1]
-        elif isinstance(node, ast.ImportFrom) and node.module == "cps":
-            yield from (alias.name for alias in node.names)
+def imports_of(code):
+    """Return the modules of cps that some code imports."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (name.split(".")[1] for name in names if name.startswith("cps."))
+
+
+def pointing_up(codes):
+    """Return what imports a module of its own layer or of a higher one; `codes` is the code of each module."""
+    level = {module: index for index, layer in enumerate(LAYERS) for module in layer}
+    return [
+        f"{module} imports {other}"
+        for module, code in codes.items()
+        for other in imports_of(code)
+        if level.get(other, -1) >= level[module]
+    ]
 
 
 def test_every_module_has_a_layer():
@@ -53,14 +48,14 @@ def test_every_module_has_a_layer():
 
 
 def test_imports_point_down():
-    level = {module: index for index, layer in enumerate(LAYERS) for module in layer}
-    wrong = [
-        f"{module} imports {other}"
-        for module in level
-        for other in imports_of(module)
-        if other in level and level[other] >= level[module]
-    ]
-    assert wrong == []
+    assert pointing_up({path.stem: path.read_text() for path in SOURCE.glob("*.py") if path.stem != "__init__"}) == []
+
+
+def test_negative_control_imports_that_point_up_are_seen_in_every_form():
+    forms = ("import cps.learner", "from cps.learner import Learner", "from cps import learner, masks")
+    assert [pointing_up({"network": form}) for form in forms] == [["network imports learner"]] * 3
+    assert pointing_up({"network": "from cps import network"})
+    assert not pointing_up({"network": "import cps.masks, cps\nfrom cps import masks"})
 
 
 def test_there_is_no_drawer():
@@ -72,7 +67,7 @@ def test_files_and_functions_are_small():
         text = path.read_text()
         assert text.count("\n") <= 260, path
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 assert node.end_lineno - node.lineno < 60, f"{path}:{node.name}"
 
 

@@ -22,7 +22,7 @@ _HOME = {
     "loading": ["load"],
     "losses": ["Contrastive", "CrossEntropy", "Loss"],
     "masks": ["Masks"],
-    "network": ["Fingerprint", "SharedNetwork"],
+    "network": ["SharedNetwork"],
     "pixels": ["Normalize"],
     "plain": ["setting"],
     "prediction": ["Prediction"],
@@ -33,7 +33,7 @@ _HOME = {
     "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
     "storage": ["FileError"],
     "stream": ["Stream"],
-    "subnetwork": ["Subnetwork"],
+    "subnetwork": ["Fingerprint", "Subnetwork"],
     "views": ["Rotations", "Upright", "Views"],
 }
 __all__ = [
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cps.loading import load
     from cps.losses import Contrastive, CrossEntropy, Loss
     from cps.masks import Masks
-    from cps.network import Fingerprint, SharedNetwork
+    from cps.network import SharedNetwork
     from cps.pixels import Normalize
     from cps.plain import setting
     from cps.prediction import Prediction
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
     from cps.storage import FileError
     from cps.stream import Stream
-    from cps.subnetwork import Subnetwork
+    from cps.subnetwork import Fingerprint, Subnetwork
     from cps.views import Rotations, Upright, Views
 
 

@@ -65,19 +65,19 @@ class Baseline:
 
     def finetuning(self, checkpoint: Path | None = None) -> dict[str, Any]:
         """Train on one task after the other; return the class-IL metrics: how much is forgotten."""
-        stages = [self._examples(task.train) for task in self.tasks]
-        return summary(self._train(stages, "finetuning", checkpoint))
+        phases = [self._examples(task.train) for task in self.tasks]
+        return summary(self._train(phases, "finetuning", checkpoint))
 
     def joint(self, checkpoint: Path | None = None) -> dict[str, Any]:
         """Train on all tasks at once, which no continual learner may; return the accuracy on each."""
         rows = self._train([self._examples(_joined(self.tasks))], "joint", checkpoint)
         return {"ACC": float(rows[0].mean()), "accuracy": [rows[0].tolist()]}
 
-    def _train(self, stages: list[Examples], name: str, path: Path | None) -> np.ndarray:
-        """Train on each stage in turn; return the accuracy (after stage, on task), NaN for unseen tasks."""
+    def _train(self, phases: list[Examples], name: str, path: Path | None) -> np.ndarray:
+        """Train on each phase in turn; return the accuracy (after phase, on task), NaN for unseen tasks."""
         identity = {"baseline": name, "seed": self.seed, "training": encode(self.training)}
         saver = None if path is None else Checkpoint(path, identity)
-        rows = np.full((len(stages), len(self.tasks)), np.nan)
+        rows = np.full((len(phases), len(self.tasks)), np.nan)
         saved = saver.load() if saver else None
         if saved:
             set_tensors(self.model, saved.tensors)
@@ -86,27 +86,27 @@ class Baseline:
         def state() -> dict[str, Tensor]:
             return {**named_tensors(self.model), "rows": torch.from_numpy(rows)}
 
-        for stage in range(saved.at.stage if saved else 0, len(stages)):
+        for phase in range(saved.at.phase if saved else 0, len(phases)):
 
-            def after_epoch(epoch: Epoch, stage: int = stage) -> None:
+            def after_epoch(epoch: Epoch, phase: int = phase) -> None:
                 if saver is not None and self.fabric.is_global_zero:
-                    saver.save(state, epoch.optimizer_state, Position(stage, epoch.done))
+                    saver.save(state, epoch.optimizer_state, Position(phase, epoch.done))
                 if self.watch is not None:
-                    self.watch(stage, epoch)
+                    self.watch(phase, epoch)
 
             self.trainer.fit(
                 self.model,
-                stages[stage],
+                phases[phase],
                 self.training,
-                seed=(self.seed, stage),
+                seed=(self.seed, phase),
                 show=Presentation(self.prepare, self.augment),
                 after_epoch=after_epoch,
                 start=saved.at.epoch if saved else 0,
                 optimizer_state=saved.optimizer if saved else None,
             )
             saved = None
-            for on in range(len(self.tasks) if len(stages) == 1 else stage + 1):
-                rows[stage, on] = self._accuracy(self.tasks[on])
+            for on in range(len(self.tasks) if len(phases) == 1 else phase + 1):
+                rows[phase, on] = self._accuracy(self.tasks[on])
         return rows
 
     @torch.no_grad()

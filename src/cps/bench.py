@@ -5,29 +5,28 @@ A run's folder holds `model.cps` (after each task), `checkpoint.safetensors` (af
 """
 
 import json
-import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-import cps
 from cps.baselines import Baseline
 from cps.cost import describe_costs
 from cps.devices import precision_of
 from cps.evaluation import evaluate
-from cps.learner import Learner, Progress
+from cps.learner import Learner
 from cps.loading import load
+from cps.machine import describe_device, versions
+from cps.progress import Progress
 from cps.recipes import Recipe
 from cps.report import write_report
 from cps.scenario import Scenario
 from cps.settings import Training
 from cps.sharing import describe_weights
-from cps.storage import write_text
+from cps.storage import write_json
 from cps.training import Epoch
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ class Run:
     weights: Path | None = None
     bounds: bool = True
     flips: bool = False
-    workers: int = 0
     watch: Callable[[Tick], None] | None = None
 
     def start(self) -> dict[str, Any]:
@@ -110,11 +108,10 @@ class Run:
         model, checkpoint = self.out / "model.cps", self.out / "checkpoint.safetensors"
         backbone = self._fresh_backbone()
         settings = {**self.recipe.learner_settings(), "seed": self.seed}
-        more = {"fabric": self.fabric, "workers": self.workers}
         if model.exists():
-            learner = load(model, backbone, **settings, **more)
+            learner = load(model, backbone, **settings, fabric=self.fabric)
         else:
-            learner = Learner(backbone, **settings, **more)
+            learner = Learner(backbone, **settings, fabric=self.fabric)
         learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
         for task in list(scenario)[len(learner.network.subnetworks) :]:
             began = time.monotonic()
@@ -150,7 +147,7 @@ class Run:
 
     def _baseline(self, scenario: Scenario, name: str) -> Baseline:
         recipe = self.recipe
-        stages = len(scenario) if name == "finetuning" else 1
+        phases = len(scenario) if name == "finetuning" else 1
         return Baseline(
             self._fresh_backbone(),
             list(scenario),
@@ -159,8 +156,7 @@ class Run:
             augment=recipe.augment,
             normalize=recipe.normalize,
             seed=self.seed,
-            workers=self.workers,
-            watch=lambda stage, at: self._tick_of_baseline(name, stage, stages, at),
+            watch=lambda phase, at: self._tick_of_baseline(name, phase, phases, at),
         )
 
     def _training_of(self, name: str) -> Training:
@@ -173,9 +169,9 @@ class Run:
     def _tick_of_reading(self, done: int, images: int) -> None:
         self._tick(Tick("decoding images", 0, 1, done, images, None, 0, 0))
 
-    def _tick_of_baseline(self, name: str, stage: int, stages: int, at: Epoch) -> None:
+    def _tick_of_baseline(self, name: str, phase: int, phases: int, at: Epoch) -> None:
         each = self._training_of(name).epochs
-        self._tick(Tick(name, stage, stages, at.done, each, at.loss, stage * each + at.done, stages * each))
+        self._tick(Tick(name, phase, phases, at.done, each, at.loss, phase * each + at.done, phases * each))
 
     def _tick(self, tick: Tick) -> None:
         if self.watch is not None:
@@ -218,25 +214,3 @@ class Run:
         if seconds and self.fabric.is_global_zero:
             write_json(note, found)
         return found["seconds"]
-
-
-def describe_device(fabric: "Fabric") -> str:
-    """Return what the run ran on, in words."""
-    if fabric.device.type == "cuda":
-        return f"{fabric.world_size} x {torch.cuda.get_device_name(fabric.device)}"
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        name = names[0] if names else name
-    return f"CPU ({name}, {torch.get_num_threads()} threads, {fabric.world_size} process(es))"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {"cps": cps.__version__, "torch": torch.__version__, "python": platform.python_version()}
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file in one step."""
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")

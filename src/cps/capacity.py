@@ -4,10 +4,9 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from cps.masks import Masks, per_connection
+from cps.masks import Masks, strongest
 from cps.plain import setting
 
 FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
@@ -55,9 +54,7 @@ def _limited(mask: Tensor, taken: Tensor, weight: Tensor, share: float) -> Tenso
     new, most = mask & ~taken, max(1, int(share * mask.numel()))
     if int(new.sum()) <= most:
         return mask
-    strongest = per_connection(weight.detach().abs()).flatten().masked_fill(~new.flatten(), -1.0).topk(most).indices
-    stays = torch.zeros_like(mask).flatten().index_fill(0, strongest, True).reshape(mask.shape)
-    return (mask & taken) | stays
+    return (mask & taken) | strongest(weight, new, most)
 
 
 def check_capacity(

@@ -122,10 +122,12 @@ class Cascade:
     def _discriminant(self, own: Tensor, later: Tensor, spreads: Tensor) -> Statistics:
         """Return what gives the likelihood of each class, and how its curvature differs where spreads do."""
         common = spreads.mean(dim=0)
+        middle = torch.cat([own, later]).mean(dim=0)
+        own, later = own - middle, later - middle  # small numbers, since in 32 bits large ones would hide them
         ridge = self.shrinkage * common.diagonal().mean().clamp(min=1e-6) * torch.eye(len(common), device=common.device)
         if self.alike == 1:
             weights, offsets = _linear(torch.cat([own, later]), common + ridge)
-            return {"weights": weights / self.temperature, "offsets": offsets / self.temperature}
+            return {"middle": middle, "weights": weights / self.temperature, "offsets": offsets / self.temperature}
         mixed = [
             self.alike * common + (1 - self.alike) * spread + ridge for spread in (spreads[0], spreads[1:].mean(dim=0))
         ]
@@ -133,7 +135,7 @@ class Cascade:
         curvature = (torch.linalg.inv(mixed[0]) - torch.linalg.inv(mixed[1])) / 2
         weights, offsets = (torch.cat(values, dim=-1) for values in zip(*parts, strict=True))
         found = {"weights": weights, "offsets": offsets, "curvature": curvature}
-        return {name: value / self.temperature for name, value in found.items()}
+        return {"middle": middle, **{name: value / self.temperature for name, value in found.items()}}
 
     def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
         """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
@@ -179,7 +181,7 @@ def _linear(centres: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
 
 def _odds(seen: Tensor, stage: Statistics, classes: int) -> Tensor:
     """Return the logarithm of how much likelier the first classes are than all others."""
-    numbers = seen[:, : len(stage["weights"])]
+    numbers = seen[:, : len(stage["weights"])] - stage["middle"]
     likely = numbers @ stage["weights"] + stage["offsets"]  # (images, classes)
     odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
     if "curvature" in stage:  # spreads differ

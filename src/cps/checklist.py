@@ -40,7 +40,11 @@ def check_selector(selector: Selector) -> None:
     for task, subnetwork in enumerate(subnetworks):
         seen = _evidence(subnetworks[: task + 1], draws, images=40)
         kept = selector.observe(subnetwork, seen, torch.arange(40) % len(subnetwork.classes), statistics)
-        _require(all(isinstance(value, Tensor) for value in kept.values()), "a selector must keep tensors only")
+        _require(
+            all(isinstance(key, str) and isinstance(value, Tensor) for key, value in kept.items()),
+            "a selector must keep tensors by name, and nothing else",
+        )
+        kept = {key: value.float() for key, value in kept.items()}  # as the learner and a model file do
         largest = max((value.numel() for value in kept.values()), default=0)
         _require(
             largest < 40 * 8 * (task + 1), "a selector must keep numbers about a task, not its images or their features"

@@ -25,9 +25,9 @@ BUSY_SHARE = 0.01  # writing checkpoints takes at most about this share of the t
 
 
 class Position(NamedTuple):
-    """How far training has come: the stage, from 0, and the epochs done in it."""
+    """How far training has come: the phase, from 0, and the epochs done in it."""
 
-    stage: int
+    phase: int
     epoch: int
 
 

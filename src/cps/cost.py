@@ -16,7 +16,7 @@ from cps.network import SharedNetwork
 def describe_costs(network: SharedNetwork) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the cost for one image of the dense network with a head, and of each extracted subnetwork."""
     first = network.subnetworks[0]
-    dense = Standalone(whole(network.backbone, network.tensors_of(0)), first, network.normalize)
+    dense = Standalone(whole(network.backbone, network.tensors_of(0)), first, network.prepare)
     return cost_of(dense, network), [
         cost_of(network.extract(task), network) for task in range(len(network.subnetworks))
     ]

@@ -6,6 +6,7 @@ rounds no more than a GPU does anyway. Whatever else is in the crowd, a network 
 """
 
 import copy
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
@@ -43,7 +44,7 @@ class Crowd:
     def _on_cpu(self, pixels: Tensor) -> list[Tensor]:
         stretches = pixels.split(STRETCH)
         jobs = [(network, stretch) for network in self.networks for stretch in stretches]
-        done = list(_workers(torch.get_num_threads()).map(_run, jobs))
+        done = list(_workers(torch.get_num_threads(), os.getpid()).map(_run, jobs))
         return [torch.cat(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:
@@ -105,8 +106,8 @@ def _run(job: tuple[nn.Module, Tensor]) -> Tensor:
 
 
 @lru_cache
-def _workers(number: int) -> ThreadPoolExecutor:
-    """Return as many workers as there are threads; each uses one."""
+def _workers(number: int, process: int) -> ThreadPoolExecutor:
+    """Return as many workers as there are threads, each of which uses one; a process that was forked has its own."""
     pool = ThreadPoolExecutor(number, "cps", initializer=partial(torch.set_num_threads, 1))
     everybody = Barrier(number)
     list(pool.map(lambda _: everybody.wait(), range(number)))  # all have started ...

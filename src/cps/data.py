@@ -207,6 +207,8 @@ def free_memory() -> int:
 
 def plain_labels(labels: Any) -> list[ClassName]:
     """Return labels as a list of ints and strings."""
+    if getattr(labels, "ndim", 1) != 1:
+        raise ValueError(f"labels are one class for each image, got shape {tuple(labels.shape)}")
     return [_plain_label(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
 
 

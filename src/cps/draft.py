@@ -13,7 +13,7 @@ from cps.choice import REACH, first_scores
 from cps.data import ClassName
 from cps.guard import Guard, Kept
 from cps.losses import Loss
-from cps.masks import Masks, full_masks, is_subset, pack, unpack
+from cps.masks import Masks, check_smaller, full_masks, pack, unpack
 from cps.partition import Parts, named_tensors, set_tensors
 
 
@@ -86,10 +86,7 @@ class Draft:
     @torch.no_grad()
     def narrow(self, masks: Masks) -> None:
         """Switch off the connections that are not in `masks`; masks only ever shrink."""
-        if set(masks) != set(self.masks):
-            raise ValueError("a pruner must return a mask for every weight it was given")
-        if not is_subset(masks, self.masks):
-            raise ValueError("a pruner may only switch connections off, but some came back on")
+        check_smaller(masks, self.masks)
         self.masks = {name: mask.clone() for name, mask in masks.items()}
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)

@@ -22,6 +22,7 @@ import cps
 from cps.cost import cost_of
 from cps.evidence import Outputs
 from cps.extraction import Standalone
+from cps.images import side_of
 from cps.learner import Learner
 from cps.selection import Statistics
 from cps.storage import in_one_step
@@ -152,7 +153,7 @@ def _about(learner: Learner) -> dict[str, str]:
     """Return what every exported file says about itself."""
     shape = learner.network.input_shape or ()
     image = {"shape": shape, "layout": "channels, height, width", "values": "floats from 0 to 1"}
-    if len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]:  # what the commands learn from files
+    if side_of(shape):  # what the commands learn from files
         image["prepared"] = PREPARED
     return {"image": json.dumps(image), "made_by": f"cps {cps.__version__}"}
 

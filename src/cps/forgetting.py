@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cps.backbones import Builtin
 from cps.familiarity import NAME as FAMILIARITY
-from cps.masks import full_masks, union
+from cps.masks import union_of
 from cps.network import SharedNetwork
 from cps.partition import named_tensors, set_tensors
 from cps.seeds import derived_seed, generator
@@ -28,9 +28,7 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
     frozen = _frozen(network)
     _forget_numbers(network, task, {selector.name: selector for selector in selectors})
     del network.subnetworks[task]
-    taken = full_masks(network.weights, on=False)
-    for subnetwork in network.subnetworks:
-        taken = union(taken, subnetwork.masks)
+    taken = union_of((subnetwork.masks for subnetwork in network.subnetworks), network.weights)
     network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
     for name, weight in network.weights.items():
         network.weights[name] = torch.where(network.taken[name], weight, fresh[name].to(weight))
@@ -76,9 +74,7 @@ def _forget_numbers(network: SharedNetwork, task: int, selectors: Mapping[str, A
 
 def _frozen(network: SharedNetwork) -> set[str]:
     """Return the weights that the user froze: they are taken whole, whoever uses them."""
-    used = full_masks(network.weights, on=False)
-    for subnetwork in network.subnetworks:
-        used = union(used, subnetwork.masks)
+    used = union_of((subnetwork.masks for subnetwork in network.subnetworks), network.weights)
     live = named_tensors(network.backbone)
     return {
         name for name in network.weights if not live[name].requires_grad or (network.taken[name] & ~used[name]).any()

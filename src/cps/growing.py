@@ -5,7 +5,6 @@ no image least of all.
 """
 
 import datetime
-import platform
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -19,15 +18,18 @@ from torch import Tensor
 import cps
 from cps import storage
 from cps.folders import FolderImages, ImageError, ImageFolder
-from cps.learner import SETTINGS, Learner
+from cps.forms import SETTINGS
+from cps.images import side_of
+from cps.learner import Learner
 from cps.loading import load
+from cps.machine import bits_depend_on
 from cps.plain import encode
 from cps.proposal import Choice, Wishes, apply, propose
 from cps.resemblance import lookalikes, usual_outputs
 from cps.scenario import Task
 from cps.shipment import Shipment, Watch
 from cps.sources import imagenet_weights
-from cps.views import Rotations
+from cps.views import Rotations, Views
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -48,6 +50,13 @@ class Growth:
     choices: tuple[Choice, ...]
     names: Mapping[str, str]
     done: int | None = None
+
+    @property
+    def views(self) -> Views:
+        """How the new classes are looked at: as all others; one by itself in its turns, to have something to tell."""
+        usual = self.learner.views
+        is_alone = len(self.names) == 1 and usual.turns == 1
+        return Rotations(mirrors=usual.mirrors) if is_alone else usual
 
 
 class Learned(NamedTuple):
@@ -91,9 +100,10 @@ def prepare(
 def size_of(learner: Learner, model: str | Path) -> int:
     """Return the side in pixels of the images that a model was made for; refuse one of other than colour squares."""
     shape = learner.network.input_shape
-    if shape is None or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
+    side = side_of(shape)
+    if side is None:
         raise ValueError(f"'{model}' was learned from images of shape {shape}; folders give colour squares (3, n, n)")
-    return shape[1]
+    return side
 
 
 def checkpoint_of(model: str | Path) -> Path:
@@ -111,7 +121,7 @@ def _left_over(growth: Growth) -> dict[str, Any] | None:
     found = _pending(growth.model, growth.learner)
     if found is None:
         return None
-    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS}
+    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS} | {"views": encode(growth.views)}
     known = {name: value for name, value in found["identity"]["settings"].items() if name in settings}
     is_same = found["identity"]["classes"] == list(growth.names.values()) and known == settings
     return found if is_same else None
@@ -149,9 +159,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
     checkpoint = checkpoint_of(growth.model)
     new = Task(list(names.values()), train=train, val=held if held[1] else None)
-    usual = learner.views
-    if len(new.classes) == 1 and usual.turns == 1:  # then its turns are what there is to tell apart
-        learner.views = Rotations(mirrors=usual.mirrors)
+    usual, learner.views = learner.views, growth.views
     try:
         subnetwork = learner.learn(new, checkpoint=checkpoint)
     finally:
@@ -171,7 +179,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
             "usual output": usual_outputs(learner, task, *held) if held[1] else {},
             "seconds": round(time.monotonic() - began, 1),
             "cps": cps.__version__,
-            "answers": {"digest": learner.fingerprint(task).outputs, "on": machine(learner)},
+            "answers": {"digest": learner.fingerprint(task).outputs, "on": bits_depend_on(learner.network.device)},
         }
     )
     learner.save(growth.model)
@@ -184,13 +192,6 @@ def known_classes(growth: Growth, read: FolderImages) -> list[str]:
     new = {name for name, learned in growth.names.items() if name == learned}
     chosen = [index for index, label in enumerate(read.labels) if label in new]
     return lookalikes(growth.learner, read.images[chosen], [read.labels[index] for index in chosen]) if chosen else []
-
-
-def machine(learner: Learner) -> str:
-    """Return the hardware and software that answers depend on to the bit, in words."""
-    device = learner.network.device
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
-    return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from cps.data import ClassName
 from cps.devices import make_fabric
 from cps.gate import Limits
+from cps.images import side_of
 from cps.learner import Learner
 from cps.loading import load
 from cps.prediction import classify
@@ -91,13 +92,14 @@ def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
     shape = learner.network.input_shape
     if not learner.network.subnetworks or shape is None:
         raise ValueError(f"'{path}' has learned nothing yet; there is nothing to serve")
-    if len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2] or shape[1] > LARGEST:
+    side = side_of(shape)
+    if side is None or side > LARGEST:
         raise ValueError(
             f"'{path}' was learned with images {shape}; served are colour images (3, size, size), size <= 1024"
         )
     _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""], 1, 0.0)
     about = _about(path, learner, limits).model_dump_json(by_alias=True).encode()
-    return Hosted(learner, shape[1], about, datetime.now(UTC))
+    return Hosted(learner, side, about, datetime.now(UTC))
 
 
 def _replies(

@@ -1,5 +1,6 @@
 """Images in any form become one tensor; pixels that no network can use are refused."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -57,3 +58,9 @@ def _as_image(item: Any) -> Tensor:
     if hasattr(item, "getbands"):  # a PIL picture
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return torch.as_tensor(array.copy())
+
+
+def side_of(shape: Sequence[int] | None) -> int | None:
+    """Return the side in pixels of images that are colour squares (3, n, n); None if they are something else."""
+    is_square = shape is not None and len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]
+    return shape[1] if is_square and shape is not None else None

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from cps.backbones import Builtin
-from cps.growing import machine
 from cps.loading import load
+from cps.machine import bits_depend_on
 from cps.masks import mask_shape, unpack, weights_on
 from cps.modelfile import read_model
 from cps.storage import FileError
@@ -69,7 +69,7 @@ def verify(path: str | Path) -> list[Check]:
         Check("masks within the weights that are taken", tasks, "hold"),
         Check("subnetworks against their fingerprints", tasks, "hold"),
     ]
-    here, same = machine(learner), 0
+    here, same = bits_depend_on(learner.network.device), 0
     elsewhere = set()
     for task, subnetwork in enumerate(learner.network.subnetworks):
         then = subnetwork.notes.get("answers")

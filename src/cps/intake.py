@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cps.data import Examples, as_examples
 from cps.network import SharedNetwork
-from cps.probe import count_features
+from cps.probe import check_references, count_features
 from cps.scenario import Task
 from cps.subnetwork import local_labels
 from cps.views import Look, Views, check_views
@@ -57,6 +57,8 @@ def first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     check_views(shape, views.turns, views.mirrors)
     pixels = network.pixels(images)
     features = count_features(network.backbone, network.parts.shared, pixels)
+    if not network.subnetworks:
+        check_references(network.backbone, pixels)
     network.input_shape = network.input_shape or shape
     return features
 

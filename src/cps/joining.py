@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from cps import convolution
 from cps.partition import named_tensors
+from cps.tracing import traced
 
 KNOWN = ("torch.nn.", "cps.backbones", "torchvision.models.resnet")  # code that does the same in every pass
 ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
@@ -55,18 +56,18 @@ def joined(backbone: nn.Module) -> nn.Module | None:
     norms = [layer for layer in layers if _can_join(layer)]
     if not (convolution.HAS_TRITON and norms and all(_is_known(layer) for layer in layers)):
         return None
-    traced = fx.symbolic_trace(backbone)
-    calls = [node for node in traced.graph.nodes if node.op == "call_module"]
-    used = [layer for layer in (traced.get_submodule(node.target) for node in calls) if list(layer.parameters())]
-    if len(set(used)) < len(used) or list(named_tensors(traced)) != list(named_tensors(backbone)):
+    graph = traced(backbone)
+    calls = [node for node in graph.graph.nodes if node.op == "call_module"]
+    used = [layer for layer in (graph.get_submodule(node.target) for node in calls) if list(layer.parameters())]
+    if len(set(used)) < len(used) or list(named_tensors(graph)) != list(named_tensors(backbone)):
         return None
     for node in calls:
-        if _can_join(traced.get_submodule(node.target)):
-            _join(node, traced)
-    traced.recompile()
+        if _can_join(graph.get_submodule(node.target)):
+            _join(node, graph)
+    graph.recompile()
     for layer in norms:
         layer.__class__ = Norm
-    return traced
+    return graph
 
 
 def _join(norm: fx.Node, traced: fx.GraphModule) -> None:

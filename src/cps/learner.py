@@ -19,10 +19,12 @@ from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
 from cps.forgetting import forget_task, fresh_weights
+from cps.forms import SETTINGS, check_forms, is_selector
 from cps.images import as_images
 from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
+from cps.masks import check_smaller
 from cps.modelfile import write_model
-from cps.network import Fingerprint, SharedNetwork
+from cps.network import SharedNetwork
 from cps.observation import check_selectors, checked_selectors, observe_last
 from cps.pixels import Normalize
 from cps.plain import encode
@@ -32,10 +34,10 @@ from cps.progress import Progress
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
 from cps.seeds import generator, seeded
-from cps.selection import ImportanceSignature, MaxOutput, Selector, consecutive_groups, select
+from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector, consecutive_groups, select
 from cps.settings import Adam, Steps, Training
 from cps.stream import Stream
-from cps.subnetwork import Subnetwork
+from cps.subnetwork import Fingerprint, Subnetwork
 from cps.training import Epoch, Trainer
 from cps.views import Upright, Views
 
@@ -43,10 +45,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is for
-SETTINGS = (
-    "pruner", "rounds", "train", "retrain", "selectors", "augment", "views", "normalize", "prune_images", "capacity",
-    "seed",
-)  # fmt: skip
 
 
 class Learner:
@@ -89,10 +87,10 @@ class Learner:
         share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
         processes that read a torch `Dataset`. `watch` is called after every epoch.
         """
-        if rounds < 0:
-            raise ValueError(f"rounds must not be negative, got {rounds}")
-        if prune_images < 1:
-            raise ValueError(f"pruning looks at one image or more, got prune_images={prune_images}")
+        if rounds < 0 or prune_images < 1:
+            raise ValueError(f"rounds are 0 or more and prune_images 1 or more, got {rounds} and {prune_images}")
+        forms = {"train": train, "retrain": retrain, "augment": augment, "views": views, "normalize": normalize}
+        check_forms(pruner=pruner, capacity=capacity, **forms)
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = rounds
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
@@ -124,23 +122,20 @@ class Learner:
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
                 features = first_look(examples, self.network, self.views)
                 held_out = held_out_examples(task, self.network, workers=self.workers)
-            crowded = self.capacity.crowded if self.rounds else 0.0
+            crowded = self.capacity.crowded if self.rounds else 0.0  # CP&S-frozen uses all that is sealed
             draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views, crowded)
             saver = self._saver(task, examples, checkpoint)
             examples = examples.to(self.fabric.device)
             saved = saver and saver.load()
             if saved:
                 draft.restore(saved.tensors)
-            for phase in range(saved.at.stage if saved else 0, self.rounds + 1):
+            for phase in range(saved.at.phase if saved else 0, self.rounds + 1):
                 self._fit(draft, examples, phase, saver, saved)
                 saved = None
                 if phase == 0:
                     draft.end_dense_training()
                 if phase < self.rounds:
-                    masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
-                    how = len(task.classes), (phase + 1) / self.rounds
-                    masks = self.capacity.within(masks, self.network.taken, draft.weights(), *how)
-                    draft.narrow(agreed(masks, self.fabric))
+                    self._prune(draft, examples, (phase + 1) / self.rounds)
             subnetwork = self.network.seal(draft)
             with self._seeded(OBSERVE):
                 observe_last(self.network, examples, held_out, self.selectors, self.fabric)
@@ -163,10 +158,13 @@ class Learner:
         images = as_images(images)
         evidence = self.evidence(images)
         if task is not None:
+            if selector is not None:
+                raise ValueError("give the task, or a selector that finds it, not both")
             check_task(task, self.network)
-            tasks = torch.full((len(images),), task, device=self.network.device)
-            return classify(self.network, evidence, tasks, reject=reject)
+            selector = Oracle(task)
         selector = selector or self.selectors[0]
+        if not is_selector(selector):
+            raise TypeError(f"a selector is an object such as cps.MaxOutput(), got {selector!r}")
         groups = consecutive_groups(len(images), group_size, self.network.device)
         tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
         return classify(self.network, evidence, tasks, reject=reject)
@@ -246,6 +244,13 @@ class Learner:
             optimizer_state=saved.optimizer if saved else None,
             epochs_in_all=sum(lengths),
         )
+
+    def _prune(self, draft: Draft, examples: Examples, progress: float) -> None:
+        """Switch off connections that carry little, and those beyond the budget of this share of the rounds."""
+        masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
+        check_smaller(masks, draft.masks)
+        masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
+        draft.narrow(agreed(masks, self.fabric))
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
         """Return the pixels of some training images, drawn once for the task."""

@@ -1,7 +1,7 @@
 """Loading: a learner from its model file."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from cps.backbones import Builtin
-from cps.capacity import Capacity
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import check_familiarity
-from cps.learner import SETTINGS, Learner
+from cps.forms import SETTINGS, check_forms
+from cps.learner import Learner
 from cps.modelfile import fill, read_model
 from cps.network import SharedNetwork
-from cps.pixels import Normalize
 from cps.plain import unknown_in
 from cps.selection import Selector, select
-from cps.settings import Training
 from cps.storage import FileError
 from cps.views import check_views, class_logits
 
@@ -54,32 +52,10 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
 
 def _check_settings(found: Mapping[str, Any], path: str | Path) -> None:
     """Refuse settings of another kind than the learner's, which would fail much later, or not at all."""
-    for name, value in found.items():
-        if not FORMS[name](value):
-            raise FileError(f"'{path}' has damaged settings: {name} cannot be {str(value)[:80]!r}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _are_selectors(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and all(callable(one) and hasattr(one, "observe") for one in value)
-
-
-FORMS: dict[str, Callable[[Any], bool]] = {  # what each setting of a file may be; None where the learner has a default
-    "pruner": lambda value: value is None or callable(value),
-    "rounds": _is_count,
-    "train": lambda value: value is None or isinstance(value, Training),
-    "retrain": lambda value: value is None or isinstance(value, Training),
-    "selectors": _are_selectors,
-    "augment": lambda value: value is None or callable(value),
-    "normalize": lambda value: value is None or isinstance(value, Normalize),
-    "views": lambda value: value is None or (callable(value) and hasattr(value, "turns")),
-    "prune_images": lambda value: _is_count(value) and value > 0,
-    "capacity": lambda value: value is None or isinstance(value, Capacity),
-    "seed": _is_count,
-}
+    try:
+        check_forms(**found)
+    except TypeError as error:
+        raise FileError(f"'{path}' has damaged settings: {error}") from None
 
 
 def _check_shapes(network: SharedNetwork, path: str | Path) -> None:

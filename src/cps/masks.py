@@ -4,7 +4,8 @@ A mask is a bool tensor that broadcasts to its weight: one entry per weight of a
 (out, in), and one per kernel of a `Conv2d` layer, shape (out, in, 1, 1).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -31,9 +32,42 @@ def union(first: Masks, second: Masks) -> Masks:
     return {name: first[name] | second[name] for name in first}
 
 
+def union_of(every: Iterable[Masks], weights: Mapping[str, Tensor]) -> Masks:
+    """Return the connections of `weights` that are in any of the masks."""
+    return reduce(union, every, full_masks(weights, on=False))
+
+
+def strongest(weight: Tensor, among: Tensor, number: int) -> Tensor:
+    """Return the mask of the connections with the largest absolute weight: so many of those in the mask `among`."""
+    size = per_connection(weight.detach().abs()).masked_fill(~among, -1.0)
+    stays = torch.zeros_like(among).flatten()
+    stays[size.flatten().topk(number).indices] = True
+    return stays.reshape(among.shape) & among
+
+
 def is_subset(smaller: Masks, larger: Masks) -> bool:
     """Say whether every connection of `smaller` is in `larger`."""
     return all(bool((~mask | larger[name]).all()) for name, mask in smaller.items())
+
+
+def check_smaller(masks: Masks, before: Masks) -> None:
+    """Refuse what a pruner returns if it is not a subset of the masks it was given, in their form."""
+    if set(masks) != set(before):
+        raise ValueError("a pruner must return a mask for every weight it was given")
+    for name, mask in before.items():
+        found = masks[name]
+        if not isinstance(found, Tensor) or found.shape != mask.shape or found.dtype != torch.bool:
+            raise ValueError(f"a pruner must return a bool mask of shape {tuple(mask.shape)} for '{name}'")
+    if not is_subset(masks, before):
+        raise ValueError("a pruner may only switch connections off, but some came back on")
+
+
+def first_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
+    """Return the name of a weight that has another value where its mask is on; None if there is none."""
+    for name, mask in masks.items():
+        if not torch.equal(torch.where(mask, before[name], 0.0), torch.where(mask, after[name], 0.0)):
+            return name
+    return None
 
 
 def share_on(masks: Masks, weights: Mapping[str, Tensor]) -> float:

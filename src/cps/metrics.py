@@ -25,7 +25,7 @@ def backward_transfer(accuracy: Matrix) -> float:
 
 def average_incremental_accuracy(accuracy: Matrix) -> float:
     """Return AIA: the mean of ACC over the whole sequence of tasks."""
-    return float(np.mean([row[: after + 1].mean() for after, row in enumerate(accuracy)]))
+    return float(np.mean(history(accuracy)))
 
 
 def history(accuracy: Matrix, weights: ArrayLike | None = None) -> list[float]:

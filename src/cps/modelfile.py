@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cps import storage
-from cps.masks import Masks, full_masks, is_subset, mask_shape, pack, union, unpack
+from cps.masks import Masks, is_subset, mask_shape, pack, union_of, unpack
 from cps.network import SharedNetwork
 from cps.plain import decode, encode
 from cps.storage import FileError
@@ -78,10 +78,7 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
         more = header["notes"][index], index in header["mirrors"], header["fingerprints"][index]
         subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics, *more))
     reader.refuse_leftovers()
-    together = full_masks(weights, on=False)
-    for subnetwork in subnetworks:
-        together = union(together, subnetwork.masks)
-    if not is_subset(together, taken):
+    if not is_subset(union_of((subnetwork.masks for subnetwork in subnetworks), weights), taken):
         raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
     network.weights, network.initial, network.taken = weights, initial, taken
     network.subnetworks = subnetworks

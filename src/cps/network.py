@@ -4,7 +4,6 @@ import copy
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,21 +14,14 @@ from cps.data import ClassName
 from cps.draft import Draft, fresh_head
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
-from cps.masks import full_masks, share_on, union, weights_on
+from cps.masks import first_moved, full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
 from cps.partition import Parts, named_tensors, own_memory, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
-from cps.subnetwork import Subnetwork
+from cps.subnetwork import Fingerprint, Subnetwork
+from cps.threads import OneAtATime
 from cps.views import Upright, Views, class_logits, mean_of
-
-
-class Fingerprint(NamedTuple):
-    """Digests of a sealed subnetwork: of its tensors (everywhere the same) and of its outputs on fixed
-    inputs (the same on the same hardware and software)."""  # noqa: D205, D209
-
-    tensors: str
-    outputs: str
 
 
 class SharedNetwork:
@@ -40,9 +32,9 @@ class SharedNetwork:
     """
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
+        self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
         own_memory(self.backbone)
-        self.parts: Parts = partition(self.backbone)
         self.normalize = normalize
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
@@ -54,6 +46,7 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
+        self._in_use = OneAtATime()  # the backbone, which every prediction and all training put their tensors into
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
 
     @property
@@ -82,10 +75,14 @@ class SharedNetwork:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Undo, if anything goes wrong inside, all that was learned there."""
+        """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved."""
         before = {**self.weights}, self.taken, [*self.subnetworks], self.input_shape
         try:
-            yield
+            with self._in_use, torch.inference_mode(False), torch.enable_grad():
+                yield
+            moved = first_moved(before[0], self.weights, before[1])
+            if moved is not None:
+                raise RuntimeError(f"sealed weights of '{moved}' would have moved; nothing was learned")
         except BaseException:
             self.weights, self.taken, self.subnetworks, self.input_shape = before
             self.forget_small_networks()
@@ -140,13 +137,11 @@ class SharedNetwork:
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: value.clone() for name, value in draft.private().items()}
         self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors))
-        sealed = dataclasses.replace(self.subnetworks[-1], digest=self.digest(len(self.subnetworks) - 1))
-        self.subnetworks[-1] = sealed
-        self.check_sealed()
-        return sealed
+        self.subnetworks[-1] = dataclasses.replace(self.subnetworks[-1], digest=self.digest(len(self.subnetworks) - 1))
+        return self.subnetworks[-1]
 
     def check_sealed(self) -> None:
-        """Refuse to go on if anything of a sealed subnetwork is not as it was sealed."""
+        """Refuse to go on if anything of a sealed subnetwork is not as it was sealed, by its digest."""
         for task, subnetwork in enumerate(self.subnetworks):
             if self.digest(task) != subnetwork.digest:
                 raise RuntimeError(f"task {task} is not the subnetwork that was sealed")
@@ -166,6 +161,10 @@ class SharedNetwork:
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         """Return what some subnetworks say about batches of images: those with small networks all at once."""
+        with self._in_use:
+            return self._outputs(batches, tasks)
+
+    def _outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         small = tuple(task for task in tasks if self._miniatures.pays(task))
         found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
         if small:
@@ -188,20 +187,22 @@ class SharedNetwork:
     @torch.no_grad()
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
-        self.backbone.eval()
         tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
 
         def see(pixels: Tensor) -> list[Tensor]:
             return [functional_call(self.backbone, tensors, (look(pixels),)) for look in looks]
 
-        return self._with_logits(task, [see(self.pixels(batch)) for batch in batches])
+        with self._in_use:
+            self.backbone.eval()
+            return self._with_logits(task, [see(self.pixels(batch)) for batch in batches])
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         subnetwork = self.subnetworks[task]
-        small = copy.deepcopy(self._miniatures.extracted(task))
+        with self._in_use:
+            small = copy.deepcopy(self._miniatures.extracted(task))
         backbone = small or whole(self.backbone, self.tensors_of(task))
-        return Standalone(backbone, subnetwork, self.normalize)
+        return Standalone(backbone, subnetwork, self.prepare)
 
     def _with_logits(self, task: int, batches: Sequence[Sequence[Tensor]]) -> Outputs:
         """Return features and logits, from the features of each batch and look, averaged over the looks."""

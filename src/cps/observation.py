@@ -1,26 +1,34 @@
 """Observation: what is kept about a task that has just been sealed. Numbers, never images."""
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from cps.data import Examples, all_labels
 from cps.devices import agreed
 from cps.familiarity import NAME, familiar_outputs
+from cps.forms import is_selector
 from cps.network import SharedNetwork
-from cps.selection import Selector
+from cps.selection import Selector, Statistics
 from cps.survey import survey
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+log = logging.getLogger(__name__)
+
 ENOUGH = 100  # images held out of training that tell alone how familiar others look
 
 
 def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
-    """Return the selectors of a learner; refuse none at all, and two of a name."""
+    """Return the selectors of a learner; refuse none at all, what is none, and two of a name."""
+    for selector in selectors:
+        if not is_selector(selector):
+            raise TypeError(f"a selector is an object such as cps.MaxOutput(), got {selector!r}")
     if not selectors or len({selector.name for selector in selectors}) < len(selectors):
         raise ValueError("at least one selector is needed to predict, and no two of the same name")
     return tuple(selectors)
@@ -37,6 +45,14 @@ def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> No
                 )
 
 
+def _as_numbers(kept: Statistics, name: str) -> Statistics:
+    """Return what a selector keeps in the form that a model file holds: tensors of float32 by name."""
+    for key, value in kept.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor) or value.is_complex():
+            raise TypeError(f"{name} must keep real tensors by name, got {key!r}: {type(value).__name__}")
+    return {key: value.detach().float() for key, value in kept.items()}
+
+
 def observe_last(
     network: SharedNetwork,
     examples: Examples,
@@ -51,9 +67,11 @@ def observe_last(
     subnetwork = network.subnetworks[-1]
     evidence = survey(network, examples, fabric)
     labels = all_labels(examples).to(network.device)
+    for name in set(subnetwork.classes) - set(subnetwork.names(labels.unique())):
+        log.warning("class %r had no training image", name)
     for selector in selectors:
         kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
-        subnetwork.statistics[selector.name] = agreed(kept, fabric)
+        subnetwork.statistics[selector.name] = agreed(_as_numbers(kept, selector.name), fabric)
     logits = [] if held_out is None else [survey(network, held_out, fabric)[-1].logits]
     are_enough = held_out is not None and len(held_out) >= ENOUGH
     if not are_enough:

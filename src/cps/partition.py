@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 PRIVATE_SHARE = 0.25  # more private than this, of all weights, is worth a warning
 
@@ -83,8 +85,11 @@ def _refuse_what_cannot_be_masked(backbone: nn.Module) -> None:
     for name, module in backbone.named_modules():
         if isinstance(module, ScriptModule):
             raise ValueError(f"layer '{name}' is compiled TorchScript; pass the plain nn.Module")
+        if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ValueError(f"the backbone is wrapped in {type(module).__name__}; pass its .module")
         weight = getattr(module, "weight", None)
         computed = isinstance(module, (nn.Conv2d, nn.Linear)) and not isinstance(weight, nn.Parameter)
+        computed |= any(isinstance(hook, WeightNorm | SpectralNorm) for hook in module._forward_pre_hooks.values())
         if parametrize.is_parametrized(module) or computed:
             raise ValueError(f"layer '{name}' computes its weight (a parametrization); remove that first")
     owner: dict[int, str] = {}
@@ -110,8 +115,11 @@ def _warn_of_large_private_parts(tensors: dict[str, Tensor], shared: tuple[str, 
         )
 
 
+@torch.no_grad()
 def own_memory(backbone: nn.Module) -> None:
-    """Give buffers memory of their own, which expanded ones have not, so that they can be written."""
+    """Give tensors plain memory of their own: expanded buffers cannot be written, and a file keeps no layouts."""
+    for parameter in backbone.parameters():
+        parameter.data = parameter.data.contiguous()
     copies: dict[int, Tensor] = {}
     for module in backbone.modules():
         for name, buffer in module._buffers.items():

@@ -35,6 +35,9 @@ class Normalize:
         return NormalizeLayer(*(torch.tensor(values, device=device) for values in (self.mean, self.std)))
 
 
+IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what its images have
+
+
 def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
     pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
@@ -61,12 +64,13 @@ class NormalizeLayer(nn.Module):
 
     def __init__(self, mean: Tensor, std: Tensor):
         super().__init__()
-        self.register_buffer("mean", mean[None, :, None, None])
-        self.register_buffer("std", std[None, :, None, None])
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the normalised images."""
-        return (images - self.mean) / self.std
+        shape = (1, -1, *(1 for _ in images.shape[2:]))
+        return (images - self.mean.reshape(shape)) / self.std.reshape(shape)
 
 
 def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

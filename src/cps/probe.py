@@ -1,12 +1,16 @@
 """A first look: two images through a backbone, to refuse what could not be learned before training starts."""
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cps.activity import layer_of
 from cps.capture import first_line
+from cps.partition import named_tensors, set_tensors
 
 
 @torch.no_grad()
@@ -16,13 +20,15 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
     Every shared layer must run: a weight that no signal reaches cannot be scored for pruning.
     """
     ran: set[str] = set()
+    shapes = {name: value.shape for name, value in named_tensors(backbone).items()}
     handles = [layer_of(backbone, name).register_forward_hook(lambda *_, name=name: ran.add(name)) for name in names]
     backbone.eval()
     try:
         features, again = backbone(pixels.clone()), backbone(pixels.clone())
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}{_hint(pixels)}"
+            f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}"
+            f"{_hint(backbone, pixels)}"
         ) from error
     finally:
         for handle in handles:
@@ -30,7 +36,13 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
     idle = [name for name in names if name not in ran]
     if idle:
         layer = idle[0].removesuffix("weight").removesuffix(".")
-        raise ValueError(f"layer '{layer}' did not run when an image passed the backbone; remove it")
+        raise ValueError(
+            f"layer '{layer}' did not run when an image passed the backbone; remove it, or, where its weight is read "
+            "without calling it, call it: the signal that enters a layer is what pruning looks at"
+        )
+    for name, value in named_tensors(backbone).items():
+        if shapes.get(name) != value.shape:
+            raise ValueError(f"the backbone makes '{name}' when it runs; run it once on an image before you pass it")
     if not isinstance(features, Tensor):
         raise ValueError(f"the backbone must return one tensor of features, got {type(features).__name__}")
     if features.ndim != 2 or len(features) != len(pixels):
@@ -48,7 +60,47 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
     return features.shape[1]
 
 
-def _hint(pixels: Tensor) -> str:
+@torch.no_grad()
+def check_references(backbone: nn.Module, pixels: Tensor) -> None:
+    """Refuse a backbone that returns no features in training, or in which no other tensors can be put for a task."""
+    copied = copy.deepcopy(backbone)
+    with suppress(RuntimeError, ValueError):  # one image may be too few for a norm layer
+        found = copied.train()(pixels.clone())
+        if not isinstance(found, Tensor):
+            raise TypeError(
+                f"in training the backbone returns {type(found).__name__}, not one tensor of features; switch off what "
+                "it returns beside them (in torchvision: aux_logits=False)"
+            )
+    copied.eval()
+    tensors = {name: _shaken(value) for name, value in named_tensors(backbone).items()}
+
+    def differs(names: Iterable[str]) -> bool:
+        """Say whether features differ by the way in which tensors are put in."""
+        changed = {name: value.clone() for name, value in named_tensors(backbone).items()}
+        changed |= {name: tensors[name].clone() for name in names}
+        set_tensors(copied, changed)
+        swapped, written = functional_call(backbone, changed, (pixels.clone(),)), copied(pixels.clone())
+        return bool(written.isfinite().all()) and not torch.allclose(swapped, written, rtol=1e-3, atol=1e-4)
+
+    if differs(tensors):
+        culprit = next((name for name in tensors if differs([name])), next(iter(tensors)))
+        raise ValueError(
+            f"the backbone reads '{culprit}' by another way than its attribute (a list, a partial, a cache), so tasks "
+            "would share it and forget; read it as self.NAME, or keep it in an nn.ParameterList"
+        )
+
+
+def _shaken(value: Tensor) -> Tensor:
+    """Return other values, a little larger, so that variances stay positive."""
+    if not value.is_floating_point():
+        return value.clone()
+    draws = torch.rand(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+    return value + draws * (0.1 * value.abs() + 0.01)
+
+
+def _hint(backbone: nn.Module, pixels: Tensor) -> str:
+    if any(isinstance(layer, nn.Embedding) for layer in backbone.modules()):
+        return " (all inputs arrive as floating point; for an embedding, call x.long() in the forward)"
     if pixels.ndim == 4 and pixels.shape[-1] in (1, 3) and pixels.shape[1] not in (1, 3):
         return " (the images look channels-last; images.permute(0, 3, 1, 2) makes them channels-first)"
     return ""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cps.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.backbones import Builtin
 from cps.learner import Learner
-from cps.pixels import Normalize
+from cps.pixels import IMAGENET, Normalize
 from cps.pruning import NNrelief
 from cps.settings import SGD, Adam, Cosine, Training
 from cps.shipment import Shipment
@@ -17,7 +17,6 @@ CPU_SIZE = 64  # pixels; more takes hours without a GPU
 STEPS = 1000  # that training takes, about
 EPOCHS = (10, 40)  # the fewest and the most
 AUGMENTATIONS = ("none", "shift", "shift+flip", "crop+flip")
-IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 class Choice(NamedTuple):

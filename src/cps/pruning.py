@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.activity import Activity, layer_of, observe
-from cps.masks import Masks, per_output
+from cps.masks import Masks, per_output, strongest
 from cps.plain import setting
 from cps.unread import unread_channels
 
@@ -43,15 +43,8 @@ class Magnitude:
     def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
         """Return masks with the share `keep` of the connections, at least one per layer."""
         weights = dict(backbone.named_parameters())
-        smaller = {}
-        for name, mask in masks.items():
-            size = weights[name].detach().abs().flatten(2).sum(-1) if mask.ndim > 2 else weights[name].abs()
-            size = size.detach().reshape(mask.shape).masked_fill(~mask, -1.0)
-            keep = max(1, round(self.keep * int(mask.sum())))
-            kept = torch.zeros_like(mask).reshape(-1)
-            kept[size.reshape(-1).topk(keep).indices] = True
-            smaller[name] = kept.reshape(mask.shape) & mask
-        return smaller
+        numbers = {name: max(1, round(self.keep * int(mask.sum()))) for name, mask in masks.items()}
+        return {name: strongest(weights[name], mask, numbers[name]) for name, mask in masks.items()}
 
 
 @setting

@@ -15,8 +15,9 @@ from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.data import Data
 from cps.folders import ImageFolder
+from cps.forms import SETTINGS
 from cps.losses import Contrastive
-from cps.pixels import Normalize
+from cps.pixels import IMAGENET, Normalize
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Scenario, split_by_class
 from cps.seeds import seeded
@@ -36,7 +37,6 @@ SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=
 JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
 PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
 SURE = Cascade(size=64, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # for long training on many images
-IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,7 @@ class Recipe:
 
     def learner_settings(self) -> dict[str, Any]:
         """Return what `Learner` takes of the recipe."""
-        names = ("train", "retrain", "pruner", "rounds", "selectors", "augment", "views", "normalize", "prune_images")
-        names += ("capacity",)
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in SETTINGS if name != "seed"}
 
     def selecting_by(self, name: str) -> "Recipe":
         """Return the recipe with the selector of that name as the one that predicts."""

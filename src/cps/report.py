@@ -158,6 +158,8 @@ def _cards(run: Results, large: str) -> str:
 
 
 def _facts(run: Results) -> str:
+    has_cascade = "Cascade" in run["class_il"] and run["recipe"].startswith("cifar100")
+    except_for = " but for the cascade's default settings (docs/one-image.md)" if has_cascade else ""
     facts = {
         "device": run["device"],
         "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
@@ -165,8 +167,8 @@ def _facts(run: Results) -> str:
         "shared weights": f"{run.get('weights', 0):,}",
         "training": comparison.training_of(run),
         "selector": run["default_selector"],
-        "protocol": "last epoch, no choice made on test images; groups drawn at random within a task; a group whose "
-        "task is mistaken counts as wrong whole; mirror images only where 'flips' says so",
+        "protocol": f"last epoch, no choice made on test images{except_for}; groups drawn at random within a task; a "
+        "group whose task is mistaken counts as wrong whole; mirror images only where 'flips' says so",
     }
     return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(str(v))}</dd>" for name, v in facts.items()) + "</dl>"
 

@@ -18,7 +18,8 @@ class Task:
 
     `train`, `val` and `test` are torch `Dataset`s or pairs (images, labels). A label is one of `classes`,
     or, where the classes are named by strings, may also be a position in `classes`. A task's index is its
-    place in the sequence of tasks a learner has learned, so it is not repeated here.
+    place in the sequence of tasks a learner has learned, so it is not repeated here. `val` is held out of training
+    and says how familiar new images look (`reject`); it stops no training and chooses no epoch.
     """
 
     classes: Sequence[ClassName]

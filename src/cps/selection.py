@@ -141,6 +141,8 @@ class Oracle:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return 1 for the true task and 0 for all others."""
+        if not 0 <= self.task < len(evidence):
+            raise ValueError(f"there is no task {self.task}: {len(evidence)} were learned, counted from 0")
         truth = torch.full((_number_of(groups),), self.task, device=groups.device)
         return F.one_hot(truth, len(evidence)).float()
 
@@ -149,6 +151,8 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
     """Return the group of each image when every `group_size` images in a row share a task."""
     if group_size < 1:
         raise ValueError(f"group_size must be at least 1, got {group_size}")
+    if group_size != int(group_size):
+        raise ValueError(f"group_size is a number of images, got {group_size}")
     return torch.arange(images, device=device) // group_size
 
 

@@ -78,6 +78,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file in one step."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a file, each checked against its digest."""
     path = Path(path)

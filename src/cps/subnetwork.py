@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,14 @@ from torch import Tensor
 from cps.data import ClassName
 from cps.masks import Masks
 from cps.views import Look, looks_at
+
+
+class Fingerprint(NamedTuple):
+    """Digests of a sealed subnetwork: of its tensors (everywhere the same) and of its outputs on fixed
+    inputs (the same on the same hardware and software)."""  # noqa: D205, D209
+
+    tensors: str
+    outputs: str
 
 
 @dataclass(frozen=True)

@@ -70,17 +70,15 @@ def _slopes(
         return hook
 
     handles = [layer_of(backbone, name).register_forward_hook(watch_output(name)) for name in weights]
+    back_and_forth, inside = _BackAndForth(backbone), {f"backbone.{name}": value for name, value in weights.items()}
     features = []
     try:
         for pixels in batches:
             outputs.clear()
             with torch.enable_grad():
-                found = functional_call(backbone, weights, (pixels.clone(),))
-                direction = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(0)).to(found)
-                seen = [output for _, output in outputs]
-                gradients = torch.autograd.grad((found * direction).sum(), seen, allow_unused=True)
+                found, noted, gradients = functional_call(back_and_forth, inside, (pixels.clone(), outputs))
             features.append(found.detach())
-            for (name, _), gradient in zip(outputs, gradients, strict=True):
+            for (name, _), gradient in zip(noted, gradients, strict=True):
                 if gradient is not None:
                     axis = channel_axis_of(layer_of(backbone, name))
                     slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
@@ -89,3 +87,19 @@ def _slopes(
         for handle in handles:
             handle.remove()
     return slopes, features
+
+
+class _BackAndForth(nn.Module):
+    """A pass forward and back in one, since layers that are checkpointed run again on the way back."""
+
+    def __init__(self, backbone: nn.Module):
+        super().__init__()
+        self.backbone = backbone
+
+    def forward(self, pixels: Tensor, outputs: list[tuple[str, Tensor]]) -> tuple[Tensor, Any, Any]:
+        """Return the features, what `outputs` then holds, and the gradients of a sum of the features there."""
+        found = self.backbone(pixels)
+        noted = list(outputs)
+        direction = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(0)).to(found)
+        seen = [output for _, output in noted]
+        return found, noted, torch.autograd.grad((found * direction).sum(), seen, allow_unused=True)

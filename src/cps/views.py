@@ -22,8 +22,8 @@ class Look(NamedTuple):
     is_mirrored: bool
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return images (N, channels, height, width) as they look."""
-        images = images.flip(-1) if self.is_mirrored else images
+        """Return images (N, channels, height, width) as they look, in memory of their own."""
+        images = images.flip(-1) if self.is_mirrored else images.clone()
         return torch.rot90(images, self.turn, dims=(2, 3)) if self.turn else images
 
 

@@ -1,0 +1,35 @@
+"""The machine: what results were made on, in words."""
+
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import cps
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+def describe_device(fabric: "Fabric") -> str:
+    """Return what the run ran on, in words."""
+    if fabric.device.type == "cuda":
+        return f"{fabric.world_size} x {torch.cuda.get_device_name(fabric.device)}"
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        name = names[0] if names else name
+    return f"CPU ({name}, {torch.get_num_threads()} threads, {fabric.world_size} process(es))"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on."""
+    return {"cps": cps.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def bits_depend_on(device: torch.device) -> str:
+    """Return the hardware and software that answers depend on to the bit."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
+    return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,0 +1,118 @@
+"""Threads and forked processes: whoever predicts at the same time gets the right answers and breaks nobody else."""
+
+import copy
+import os
+import pickle
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import cps
+from conftest import ACCELERATOR, make_task
+from cps.tracing import traced
+
+
+@pytest.fixture
+def learner(make_learner):
+    learner = make_learner(pruner=cps.NNrelief(0.6), rounds=2)
+    for index in range(3):
+        learner.learn(make_task(10 * index))
+    return learner
+
+
+def test_threads_that_predict_at_once_from_a_cold_start_get_the_right_answers(learner):
+    images = make_task(0).test[0]
+    right = [learner.predict(images, task=task) for task in range(3)]
+    learner.network.forget_small_networks()
+    with ThreadPoolExecutor(6) as pool:
+        found = list(pool.map(lambda number: learner.predict(images, task=number % 3), range(60)))
+    assert all(torch.equal(one.confidence, right[number % 3].confidence) for number, one in enumerate(found))
+    assert nn.Sequential(nn.Linear(2, 2))(torch.rand(1, 2)).shape == (1, 2)
+
+
+def test_negative_control_without_taking_turns_answers_go_wrong(learner, monkeypatch):
+    class Free:
+        __enter__ = __exit__ = lambda *_: None
+
+    images = make_task(0).test[0].repeat(50, 1, 1, 1)
+    right = [learner.network.whole_outputs([images], task).logits for task in range(3)]
+    learner.network._in_use = Free()
+    meet = threading.Barrier(3)
+    forward, seen = learner.network.backbone[0].forward, threading.local()
+
+    def slow(pixels):  # all threads have put their tensors in before any goes on
+        if not getattr(seen, "met", False):
+            seen.met = True
+            meet.wait(20)
+        return forward(pixels)
+
+    monkeypatch.setattr(learner.network.backbone[0], "forward", slow)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda task: learner.network.whole_outputs([images], task).logits, range(3)))
+    assert not all(map(torch.equal, found, right))
+
+
+def test_a_prediction_waits_while_its_learner_learns(learner):
+    images, answers = make_task(0).test[0], []
+    right = learner.predict(images, task=0)
+    asked = threading.Thread(target=lambda: answers.append(learner.predict(images, task=0)))
+    learner.watch = lambda at: None if asked.ident else asked.start()
+    learner.learn(make_task(30))
+    asked.join(60)
+    assert torch.equal(answers[0].confidence, right.confidence)
+    assert len(learner.network.subnetworks) == 4
+
+
+class Stopping(nn.Module):
+    """Lets another thread go on while it is traced."""
+
+    def __init__(self, is_traced, may_go_on):
+        super().__init__()
+        self.layer, self._events = nn.Linear(2, 2), (is_traced, may_go_on)
+
+    def forward(self, images):
+        self._events[0].set()
+        self._events[1].wait(20)
+        return self.layer(images)
+
+
+def test_modules_of_other_threads_work_while_one_is_traced():
+    is_traced, may_go_on = threading.Event(), threading.Event()
+    other, images = nn.Sequential(nn.Linear(2, 3), nn.ReLU()), torch.rand(4, 2)
+    expected = other(images)
+    with ThreadPoolExecutor(1) as pool:
+        graph = pool.submit(traced, Stopping(is_traced, may_go_on))
+        assert is_traced.wait(20)
+        found = other(images)
+        may_go_on.set()
+        assert torch.equal(found, expected)
+        assert [node.op for node in graph.result().graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+@pytest.mark.skipif(ACCELERATOR != "cpu" or not hasattr(os, "fork"), reason="needs fork, which CUDA does not allow")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_forked_process_predicts(learner):
+    images = make_task(0).test[0]
+    learner.network._miniatures._members = {0: learner.extract(0).backbone}  # whether it pays or not
+    learner.network.outputs([images], [0])
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it, were it to wait for ever
+        learner.network.outputs([images], [0])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_copies_and_pickles_of_a_learner_predict_while_the_first_is_in_use(learner):
+    images = make_task(0).test[0]
+    network, right = learner.network, learner.predict(images).classes
+    copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]
+    with network._in_use, ThreadPoolExecutor(1) as pool:
+        for each in copies:
+            again = copy.copy(learner)
+            again.network = each
+            assert pool.submit(again.predict, images).result(20).classes == right
