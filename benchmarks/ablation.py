@@ -124,12 +124,14 @@ def main() -> None:
     parser.add_argument("--order", type=int, default=9999)
     parser.add_argument("--validation", type=float, default=0.0)
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of training")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
     parser.add_argument("--models", type=Path, default=None, help="a folder to save the model of each variant in")
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
+        how += f", seed {arguments.seed}" if arguments.seed else ""
         key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
         if key not in done:
             model = arguments.models and arguments.models / f"{variant}.cps"
@@ -149,7 +151,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
     fabric = cps.make_fabric()
-    learner = cps.Learner(recipe.drawn(seed=0), **settings, fabric=fabric)
+    learner = cps.Learner(recipe.drawn(arguments.seed), **settings, seed=arguments.seed, fabric=fabric)
     every = _tasks(recipe, arguments)
     tasks = every[: arguments.tasks]
     began = time.monotonic()

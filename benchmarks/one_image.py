@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from benchmarks.published import machine_of, markdown, published_runs, ran_on, read
+from benchmarks.records import machine_of, markdown, published_runs, ran_on, read
 from cps.comparison import mean_and_spread, training_of
 from cps.metrics import history
 from cps.pictures import COLOURS, light_grid

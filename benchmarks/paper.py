@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper --data DIR`: the published runs of the paper's recipes.
+"""`python -m benchmarks.paper --data DIR`: the published runs, of the paper's recipes and of those for single images.
 
 A run that was stopped goes on when the same command is given again; finished ones are not run again. Compact results go
 to benchmarks/results, from which `python -m benchmarks.tables` makes the tables.
@@ -15,11 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results"
+from benchmarks.records import RESULTS
+
 ORDERS = ("1993", "1605", "2022")
 RUNS = [f"{recipe}:{order}" for recipe in ("cifar100-10", "cifar100-20", "cifar100-5") for order in ORDERS]
 RUNS += [f"{recipe}:{order}" for recipe in ("cifar100-b50", "cifar100-b50-frozen") for order in ORDERS]
 RUNS += ["cub200:sorted"]
+RUNS += [f"cifar100-{cut}-single:{order}" for order in ORDERS for cut in ("10", "20", "5", "b50")]
 BOUNDED = {"cifar100-10:1993"}  # finetuning and joint training run beside these
 
 

@@ -2,9 +2,11 @@
 
 The masks are those of two real runs (`cifar100-10` and `cifar100-20`, order 1993, the paper's settings, see
 results/masks-10.safetensors and masks-20.safetensors); weights and norms are random, which changes no time.
+`python -m benchmarks.selecting MODEL` keeps the masks of another run of these in their place.
 """
 
 import copy
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import cps
+from benchmarks.records import RESULTS
 from benchmarks.timing import compare, entry, row
-from benchmarks.training import PAPER
+from benchmarks.training import WIDTHS
 from cps.capture import Captured
 from cps.cost import describe_costs
 from cps.masks import pack, unpack
@@ -25,8 +28,6 @@ from cps.subnetwork import Subnetwork
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def selecting(fabric: "Fabric") -> list[dict[str, Any]]:
@@ -62,11 +63,11 @@ def selecting(fabric: "Fabric") -> list[dict[str, Any]]:
 def paper_network(run: int, device: torch.device, *, tasks: int | None = None) -> SharedNetwork:
     """Return a network with the masks of a real run of so many tasks, or of its first ones."""
     torch.manual_seed(0)
-    network = SharedNetwork(cps.resnet18(3, PAPER))
+    network = SharedNetwork(cps.resnet18(3, WIDTHS))
     packed, classes = load_file(_file(run)), 100 // run
     for task in range(tasks or run):
         masks = {name: unpack(packed[f"{task}/{name}"], taken.shape).clone() for name, taken in network.taken.items()}
-        head = {"weight": torch.randn(classes, PAPER[-1]), "bias": torch.randn(classes)}
+        head = {"weight": torch.randn(classes, WIDTHS[-1]), "bias": torch.randn(classes)}
         private = {name: value.clone() for name, value in network.initial.items()}
         names = tuple(range(classes * task, classes * task + classes))
         network.subnetworks.append(Subnetwork(names, masks, private, head))
@@ -77,7 +78,7 @@ def paper_network(run: int, device: torch.device, *, tasks: int | None = None) -
 
 def keep_masks(model: Path) -> None:
     """Write the masks of a run of `cifar100-10` or `cifar100-20` where the benchmark finds them."""
-    network = cps.load(model, cps.resnet18(3, PAPER), fabric=cps.make_fabric(accelerator="cpu")).network
+    network = cps.load(model, cps.resnet18(3, WIDTHS), fabric=cps.make_fabric(accelerator="cpu")).network
     masks = {
         f"{task}/{name}": pack(mask)
         for task, subnetwork in enumerate(network.subnetworks)
@@ -146,3 +147,7 @@ def _fastest(network: SharedNetwork, images: Tensor) -> Callable[[], object]:
 
 def _kind(device: torch.device) -> str:
     return "channels last" if device.type == "cpu" else "channels last, captured"
+
+
+if __name__ == "__main__":
+    keep_masks(Path(sys.argv[1]))

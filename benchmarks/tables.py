@@ -17,7 +17,7 @@ from benchmarks.one_image import (
     strangers_table,
     streams_table,
 )
-from benchmarks.published import RESULTS, ROOT, machine_of, markdown, published_runs, ran_on, reached, read
+from benchmarks.records import RESULTS, ROOT, machine_of, markdown, published_runs, ran_on, reached, read
 from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table, training_of
 from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
 from cps.report import group_table

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 Rows = list[dict[str, Any]]
-PAPER = (21, 42, 85, 170)  # the widths of the paper's ResNet-18(1/3)
+WIDTHS = (21, 42, 85, 170)  # the widths of the paper's ResNet-18(1/3)
 ROUND = (24, 48, 88, 176)  # the same in multiples of eight
 FULL = (64, 128, 256, 512)
 BATCH, STEPS = 128, 8  # steps of an epoch on a GPU
@@ -44,8 +44,8 @@ def masked_step(fabric: "Fabric") -> Rows:
     if fabric.device.type == "cuda":
         return _engine_steps(fabric)
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(0, 10, (BATCH,))
-    dense = plain_step(Classifier(cps.resnet18(3, PAPER), nn.Linear(PAPER[-1], 10)), images, labels)
-    masked = masked_step_of(half_taken_draft(cps.resnet18(3, PAPER), PAPER[-1], fabric.device), images, labels)
+    dense = plain_step(Classifier(cps.resnet18(3, WIDTHS), nn.Linear(WIDTHS[-1], 10)), images, labels)
+    masked = masked_step_of(half_taken_draft(cps.resnet18(3, WIDTHS), WIDTHS[-1], fabric.device), images, labels)
     what = "training step, ResNet-18(1/3), batch 128, half of the weights taken"
     return [row(what, *compare(masked, dense, fabric.device, pairs=8), 1.1)]
 
@@ -68,7 +68,7 @@ def resnet(widths: tuple[int, ...]) -> Case:
 def _engine_steps(fabric: "Fabric") -> Rows:
     """Compare the engine with plain PyTorch in bf16, torch.compile, itself without a guard, and rounder widths."""
     device = fabric.device
-    third, full = resnet(PAPER), resnet(FULL)
+    third, full = resnet(WIDTHS), resnet(FULL)
     large = Case(large_resnet18, 512, 224, cps.Chain((cps.ResizedCrop(), cps.Flip())))
     plain = _plain_bf16_epoch(third, device)
     ours, until_ours = ready(partial(_engine_epoch, third, device), device)
@@ -104,10 +104,10 @@ def _engine_steps(fabric: "Fabric") -> Rows:
 def scoring(fabric: "Fabric") -> Rows:
     """Compare scoring and pruning a whole network with one epoch over the same images."""
     images = torch.randn(512, 3, 32, 32, device=fabric.device)
-    backbone = cps.resnet18(3, PAPER).to(fabric.device)
+    backbone = cps.resnet18(3, WIDTHS).to(fabric.device)
     masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
     labels = torch.randint(0, 10, (BATCH,), device=fabric.device)
-    step = plain_step(Classifier(backbone, nn.Linear(PAPER[-1], 10)).to(fabric.device), images[:BATCH], labels)
+    step = plain_step(Classifier(backbone, nn.Linear(WIDTHS[-1], 10)).to(fabric.device), images[:BATCH], labels)
     pruner, batches = cps.NNrelief(), list(images.split(BATCH if fabric.device.type == "cpu" else 512))
 
     def epoch() -> None:
@@ -199,7 +199,7 @@ def _engine_epoch(
             some.images[:BATCH],
             training,
             Presentation(PREPARE, case.augment),
-            is_narrow=True,
+            is_bf16=True,
             is_long=is_long,
         )
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)

@@ -71,7 +71,7 @@ def check(optimizer):
     backbone.blocks[1].norm1.weight.requires_grad_(False)
     model = Classifier(backbone, nn.Linear(7, 4))
     training = cps.Training(1, optimizer, batch_size=4)
-    built = engine.Engine(model, images[:4], training, Presentation(), is_narrow=False, is_long=False)
+    built = engine.Engine(model, images[:4], training, Presentation(), is_bf16=False, is_long=False)
     assert len(built.flat.written) == 5  # of six convolutions, one of them frozen
     assert built.update._in_one is not None
     for task in range(2):  # the second on what the first has left
@@ -91,8 +91,8 @@ def check(optimizer):
 
 if __name__ == "__main__":
     with (
-        mock.patch.object(convolution, "runs_narrow", return_value=True),
-        mock.patch.object(convolution, "NARROW", torch.float32),
+        mock.patch.object(convolution, "runs_in_bf16", return_value=True),
+        mock.patch.object(convolution, "KERNEL_TYPE", torch.float32),
         mock.patch.object(engine, "twin_of", joined_twin),
         mock.patch.object(Update, "work_in_one", with_a_rate_in_memory),
     ):

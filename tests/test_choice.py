@@ -152,7 +152,7 @@ def test_an_engine_moves_scores_as_plain_steps_do():
     training = cps.Training(1, optimizer, batch_size=16)
     model = Classifier(backbone, copy.deepcopy(head))
     names = ["0.weight", "3.weight"]
-    engine = Engine(model, images, training, Presentation(), is_narrow=False, is_long=False, choosing=names)
+    engine = Engine(model, images, training, Presentation(), is_bf16=False, is_long=False, choosing=names)
     ours = guard()
     backbone.load_state_dict(initial)
     engine.begin(model, ours, None)

@@ -5,7 +5,7 @@ import torch
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
-from cps.crowd import Crowd, narrowed
+from cps.crowd import Crowd, in_half
 from test_any_module import BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
@@ -149,12 +149,12 @@ def test_half_precision_is_used_only_where_it_rounds_and_does_no_more():
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten()).requires_grad_(False)
     pixels = torch.randn(2, 3, 6, 6)
-    half = narrowed(network, pixels)
+    half = in_half(network, pixels)
     assert half is not None
     torch.testing.assert_close(half(pixels), network(pixels), rtol=1e-2, atol=1e-2)
     network[0].weight *= 1e5  # beyond what a half can hold
-    assert narrowed(network, pixels) is None
-    assert narrowed(network.double(), pixels.double()) is None
+    assert in_half(network, pixels) is None
+    assert in_half(network.double(), pixels.double()) is None
 
 
 def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole, monkeypatch):

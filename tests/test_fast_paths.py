@@ -274,7 +274,7 @@ def test_norms_are_joined_only_in_code_that_is_known():
 
 
 def test_a_joined_norm_refuses_one_number_a_channel_as_pytorch_does(monkeypatch):
-    monkeypatch.setattr("cps.convolution.runs_narrow", lambda signal: True)
+    monkeypatch.setattr("cps.convolution.runs_in_bf16", lambda signal: True)
     norm = joined(nn.Sequential(nn.BatchNorm2d(3)))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm(torch.randn(1, 3, 1, 1))
@@ -304,7 +304,7 @@ def test_an_engine_that_cannot_be_built_is_tried_without_own_kernels_and_then_gi
     monkeypatch.setattr(training_module, "Engine", fails)
     trainer = training_module.Trainer(fabric)
     images = torch.randn(8, 3, 8, 8)
-    model, how = Classifier(conv_net(3), nn.Linear(12, 2)), {"is_narrow": False, "is_long": False, "choosing": ()}
+    model, how = Classifier(conv_net(3), nn.Linear(12, 2)), {"is_bf16": False, "is_long": False, "choosing": ()}
     assert trainer._built(model, images, cps.Training(1), Presentation(), how) is None
     assert [record.message for record in caplog.records] == [
         "training goes on without kernels of its own: no compiler, quick: True",
@@ -332,7 +332,7 @@ def test_an_engine_compares_its_own_kernels_with_those_of_pytorch(is_wrong):
     engine, model, _ = small_engine(awkward(), 30)
     images = torch.randn(8, 3, 8, 8)
     engine.begin(model, {}, None)
-    plain = engine._classifier(twin_of(model.backbone, images[:2], is_narrow=True, is_quick=False))
+    plain = engine._classifier(twin_of(model.backbone, images[:2], is_bf16=True, is_quick=False))
     if is_wrong:
         engine.inner.blocks[0].conv1.register_full_backward_hook(lambda _, found, __: (-2 * found[0],))
     with pytest.raises(RuntimeError, match="do not agree .*stem") if is_wrong else nullcontext():
@@ -413,10 +413,10 @@ def test_joined_norms_train_as_separate_ones_do():
     images, labels = torch.randn(32, 3, 16, 16, device=device), torch.arange(32, device=device) % 4
     model = Classifier(resnet18_third().to(device), nn.Linear(170, 4).to(device))
     initial, losses, moved = copy.deepcopy(model.state_dict()), [], []
-    for is_quick, is_narrow in ((True, True), (False, True), (False, False)):
+    for is_quick, is_bf16 in ((True, True), (False, True), (False, False)):
         training = cps.Training(1, cps.SGD(0.01), batch_size=32)
-        engine = Engine(model, images, training, Presentation(), is_narrow=is_narrow, is_long=False, is_quick=is_quick)
-        assert (engine.narrow is not None) == is_quick
+        engine = Engine(model, images, training, Presentation(), is_bf16=is_bf16, is_long=False, is_quick=is_quick)
+        assert (engine.bf16_weights is not None) == is_quick
         model.load_state_dict(initial)
         engine.begin(model, {}, None)
         plan = Plan([torch.arange(32)] * 8, torch.zeros(256, 0), [1.0] * 8, [1.0] * 8)
@@ -450,7 +450,7 @@ def test_an_engine_trains_as_plain_steps_do_and_forgets_the_classifier_before(op
     heads = [nn.Linear(30, 2).double().to(device) for _ in range(2)]
     prepare = Prepare(dtype=torch.float64)
     first = Classifier(backbone, heads[0])
-    engine = Engine(first, images, training, Presentation(prepare, cps.Flip()), is_narrow=False, is_long=compiled)
+    engine = Engine(first, images, training, Presentation(prepare, cps.Flip()), is_bf16=False, is_long=compiled)
     assert (engine._fast is not None) == compiled
     examples = TensorExamples(images.repeat(3, 1, 1, 1), labels.repeat(3))
     factors = (1.0, 0.5, 0.5, 0.1, 0.1, 0.1)
@@ -489,7 +489,7 @@ def small_engine(backbone, features):
     images, labels = torch.randn(8, 3, 8, 8), torch.arange(8) % 2
     model = Classifier(backbone, nn.Linear(features, 2))
     training = cps.Training(1, cps.Adam(1e-2), batch_size=8)
-    engine = Engine(model, images, training, Presentation(), is_narrow=False, is_long=False)
+    engine = Engine(model, images, training, Presentation(), is_bf16=False, is_long=False)
     examples = TensorExamples(images, labels)
     return engine, model, lambda: engine.run(examples, Plan([torch.arange(8)], torch.zeros(8, 0), [1.0], [1.0]))
 

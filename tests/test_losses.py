@@ -64,7 +64,7 @@ def test_an_engine_takes_the_same_steps_with_another_loss():
     initial = copy.deepcopy(backbone.state_dict())
     model = Classifier(backbone, copy.deepcopy(head))
     training = cps.Training(1, cps.Adam(1e-2), batch_size=16, loss=loss)
-    engine = Engine(model, images, training, Presentation(), is_narrow=False, is_long=False)
+    engine = Engine(model, images, training, Presentation(), is_bf16=False, is_long=False)
     backbone.load_state_dict(initial)
     engine.begin(model, {}, None)
     examples = TensorExamples(images.repeat(3, 1, 1, 1), labels.repeat(3))

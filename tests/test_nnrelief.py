@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cps
-from cps.activity import observe
+from cps.activity import activity_of
 from cps.masks import full_masks
 from cps.pruning import importance
 from cps.unread import unread_channels
@@ -76,7 +76,7 @@ def test_kernel_importance_equals_the_nested_loops(kind):
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 8, bias=False, **CONVOLUTIONS[kind])
     images = torch.randn(6, 4, 9, 7)
-    activity = observe(nn.Sequential(layer), ["0.weight"], [images[:4], images[4:]])
+    activity = activity_of(nn.Sequential(layer), ["0.weight"], [images[:4], images[4:]])
     scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
     assert bias is None
     torch.testing.assert_close(scores[:, :, 0, 0], reference_kernel_importance(layer, images))
@@ -86,7 +86,7 @@ def test_negative_control_signed_weights_give_other_scores():
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 8, 3, bias=False)
     images = torch.randn(6, 4, 9, 7)
-    seen = observe(nn.Sequential(layer), ["0.weight"], [images]).inputs["0.weight"]
+    seen = activity_of(nn.Sequential(layer), ["0.weight"], [images]).inputs["0.weight"]
     scores, _ = importance(layer, layer.weight.detach(), seen)
     first, kernel = images.abs().mean(0)[None, :1], layer.weight[:1, :1].detach()
     torch.testing.assert_close(scores[0, 0, 0, 0], F.conv2d(first, kernel.abs()).norm())
@@ -97,7 +97,7 @@ def test_linear_importance_equals_the_nested_loops():
     torch.manual_seed(0)
     layer = nn.Linear(5, 4)
     images = torch.randn(6, 5)
-    activity = observe(nn.Sequential(layer), ["0.weight"], [images])
+    activity = activity_of(nn.Sequential(layer), ["0.weight"], [images])
     scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
     torch.testing.assert_close(scores, reference_linear_importance(layer, images))
     torch.testing.assert_close(bias, layer.bias.detach().abs())
@@ -107,7 +107,7 @@ def test_tokens_are_averaged():
     torch.manual_seed(0)
     layer = nn.Linear(5, 4)
     tokens = torch.randn(6, 3, 5)
-    seen = observe(nn.Sequential(layer), ["0.weight"], [tokens]).inputs["0.weight"][0]
+    seen = activity_of(nn.Sequential(layer), ["0.weight"], [tokens]).inputs["0.weight"][0]
     torch.testing.assert_close(seen, tokens.abs().mean(dim=(0, 1)))
 
 
@@ -122,7 +122,7 @@ def test_a_layer_called_twice_is_scored_on_both_signals():
 
     torch.manual_seed(0)
     module, images = Twice(), torch.randn(6, 4)
-    first, second = observe(module, ["layer.weight"], [images]).inputs["layer.weight"]
+    first, second = activity_of(module, ["layer.weight"], [images]).inputs["layer.weight"]
     torch.testing.assert_close(first, images.abs().mean(0))
     torch.testing.assert_close(second, torch.relu(module.layer(images)).detach().abs().mean(0))
 
@@ -360,7 +360,7 @@ def test_a_stem_without_gradients_and_a_call_by_keyword_are_no_obstacle():
 def test_tokens_folded_into_the_batch_are_averaged_too():
     layer = nn.Linear(5, 4)
     tokens = torch.randn(6, 3, 5)
-    folded = observe(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).inputs["1.weight"][0]
+    folded = activity_of(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).inputs["1.weight"][0]
     torch.testing.assert_close(folded, tokens.abs().mean(dim=(0, 1)))
 
 
@@ -388,5 +388,5 @@ def test_a_last_batch_of_one_image_does_not_confuse_additions():
             return (self.layer(x) + self.places).mean(dim=1)
 
     batches = list(torch.rand(5, 3, 4).split(2))
-    assert observe(Places().eval(), ["layer.weight"], batches).additions == {}
+    assert activity_of(Places().eval(), ["layer.weight"], batches).additions == {}
     cps.NNrelief(0.9)(Places().eval(), {"layer.weight": torch.ones(4, 4, dtype=torch.bool)}, batches)

@@ -55,7 +55,7 @@ class Activity:
 
 
 @torch.no_grad()
-def observe(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activity:
+def activity_of(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activity:
     """Pass batches of pixels through the backbone in eval mode and return the signals."""
     activity = Activity()
     rows: dict[str, list[int]] = {}

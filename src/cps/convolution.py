@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cps.aside import aside_of
 
 HAS_TRITON = find_spec("triton") is not None
-NARROW = torch.bfloat16
+KERNEL_TYPE = torch.bfloat16
 LARGEST = 128 * 128  # channels in times out, up to which our kernel is the faster one where they are awkward
 LARGEST_POINT = 256 * 512  # ... and where a convolution of one tap has a stride
 
@@ -21,23 +21,23 @@ LARGEST_POINT = 256 * 512  # ... and where a convolution of one tap has a stride
 class Convolution(nn.Conv2d):
     """A convolution with a fast backward pass under bf16 autocast on a GPU; elsewhere a plain one.
 
-    `narrow` is its weight in bf16 and `place` where its weight's gradient goes, if somebody keeps the one up to date
+    `bf16` is its weight in bf16 and `place` where its weight's gradient goes, if somebody keeps the one up to date
     and reads the other.
     """
 
-    narrow: Tensor | None = None
+    bf16: Tensor | None = None
     place: Tensor | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolved signal."""
-        if not runs_narrow(input):
+        if not runs_in_bf16(input):
             return super().forward(input)
-        seen = input.to(NARROW).contiguous(memory_format=torch.channels_last)
-        out = _Convolve.apply(seen, self.weight, self.narrow, self.place, self.stride[0], self.padding[0])
+        seen = input.to(KERNEL_TYPE).contiguous(memory_format=torch.channels_last)
+        out = _Convolve.apply(seen, self.weight, self.bf16, self.place, self.stride[0], self.padding[0])
         return out if self.bias is None else out + self.bias.to(out.dtype)[:, None, None]
 
 
-def runs_narrow(signal: Tensor) -> bool:
+def runs_in_bf16(signal: Tensor) -> bool:
     """Say whether a signal is on a GPU under autocast, where our own kernels serve."""
     return signal.is_cuda and torch.is_autocast_enabled("cuda")
 
@@ -58,13 +58,13 @@ def _is_common(layer: nn.Conv2d) -> bool:
 class _Convolve(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, seen: Tensor, weight: Tensor, narrow: Tensor | None, place: Tensor | None, stride: int, padding: int
+        ctx: Any, seen: Tensor, weight: Tensor, bf16: Tensor | None, place: Tensor | None, stride: int, padding: int
     ) -> Tensor:
-        if narrow is None:
-            narrow = weight.to(seen.dtype, memory_format=torch.channels_last)
-        ctx.save_for_backward(seen, narrow)
+        if bf16 is None:
+            bf16 = weight.to(seen.dtype, memory_format=torch.channels_last)
+        ctx.save_for_backward(seen, bf16)
         ctx.stride, ctx.padding, ctx.place = stride, padding, place
-        return convolution(seen, narrow, stride, padding)
+        return convolution(seen, bf16, stride, padding)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
@@ -169,9 +169,9 @@ def _is_awkward(weight: Tensor, stride: int, *signals: Tensor) -> bool:
     """Say whether our kernels are faster than cuDNN's for this weight, and can count so far."""
     outputs, channels, kernel, _ = weight.shape
     largest = max(signal.shape[0] * signal.shape[2] * signal.shape[3] for signal in signals) * max(outputs, channels)
-    is_narrow = outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
+    is_small = outputs * channels <= LARGEST and bool(outputs % 64 or channels % 64)
     is_point = outputs * channels <= LARGEST_POINT and kernel == 1 and stride > 1
-    return (is_narrow or is_point) and largest < 2**31
+    return (is_small or is_point) and largest < 2**31
 
 
 def _arguments(stride: int, padding: int) -> tuple[Any, ...]:

@@ -81,11 +81,11 @@ def member(network: nn.Module, pixels: Tensor) -> nn.Module:
     if not pixels.is_cuda:
         return put_channels_last(copy.deepcopy(network))
     twin = put_channels_last(padded(network, pixels, least=4) or copy.deepcopy(network))
-    return narrowed(twin, pixels) or twin
+    return in_half(twin, pixels) or twin
 
 
 @torch.no_grad()
-def narrowed(network: nn.Module, pixels: Tensor) -> Half | None:
+def in_half(network: nn.Module, pixels: Tensor) -> Half | None:
     """Return the network in half precision, or None where its features would not be the same but for rounding."""
     if pixels.dtype != torch.float32:
         return None

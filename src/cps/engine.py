@@ -30,7 +30,7 @@ from cps.partition import named_tensors, put_channels_last, trainable
 from cps.presentation import Presentation
 from cps.seeds import seeded
 from cps.settings import Training
-from cps.twin import Narrow, Twin, check_alike, twin_of
+from cps.twin import Bf16Weights, Twin, check_alike, twin_of
 from cps.update import Update
 
 log = logging.getLogger(__name__)
@@ -48,36 +48,36 @@ class Engine:
         training: Training,
         show: Presentation,
         *,
-        is_narrow: bool,
+        is_bf16: bool,
         is_long: bool,
         is_quick: bool = True,
         choosing: Collection[str] = (),
     ):
         """Build the step; `images` are a batch to try it on.
 
-        `is_narrow`: in bf16; `is_long`: worth compiling; `is_quick`: by kernels of our own. `choosing` are the names
+        `is_bf16`: in bf16; `is_long`: worth compiling; `is_quick`: by kernels of our own. `choosing` are the names
         of weights whose guards may have scores.
         """
-        self.show, self.loss, self.is_narrow = show, training.loss, is_narrow
+        self.show, self.loss, self.is_bf16 = show, training.loss, is_bf16
         self.model, self.device = model, next(model.parameters()).device
         self._aside = aside_of(self.device)
-        self.narrow: Narrow | None = None
+        self.bf16_weights: Bf16Weights | None = None
         pixels = show.prepare(images[:2])
-        twin = twin_of(model.backbone, pixels, is_narrow=is_narrow, is_quick=is_quick)
+        twin = twin_of(model.backbone, pixels, is_bf16=is_bf16, is_quick=is_quick)
         self.live, self.inner = self._classifier(twin), twin.inner
         with compiled_together() if twin.is_joined else nullcontext():
-            reached = self._gradients(self.live, images, is_narrow=is_narrow)
+            reached = self._gradients(self.live, images, is_bf16=is_bf16)
         self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
-            self.narrow = Narrow(self.live, self.flat)
+            self.bf16_weights = Bf16Weights(self.live, self.flat)
         self.update = Update(self.flat, training.optimizer, self._guarded, choosing)
         compiled = is_long and not twin.is_joined
         if self.device.type == "cuda":
             self.update.make_capturable(is_fused=not compiled)
         self.total = torch.zeros((), device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        if is_quick and is_narrow and self.device.type == "cuda":
-            self._check(self._classifier(twin_of(model.backbone, pixels, is_narrow=True, is_quick=False)), images)
+        if is_quick and is_bf16 and self.device.type == "cuda":
+            self._check(self._classifier(twin_of(model.backbone, pixels, is_bf16=True, is_quick=False)), images)
         self._try(images, compiled=compiled)
         if twin.is_joined:
             self.update.work_in_one()
@@ -192,12 +192,12 @@ class Engine:
         self.flat.gather()
 
     def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        if self.narrow is not None:
-            self.narrow.refresh()
-        return self._loss_by(self.live, self.is_narrow, pixels, labels)
+        if self.bf16_weights is not None:
+            self.bf16_weights.refresh()
+        return self._loss_by(self.live, self.is_bf16, pixels, labels)
 
-    def _loss_by(self, live: Classifier, is_narrow: bool, pixels: Tensor, labels: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_narrow):
+    def _loss_by(self, live: Classifier, is_bf16: bool, pixels: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
             return live(pixels, labels, self.loss)
 
     def _try(self, images: Tensor, *, compiled: bool) -> None:
@@ -231,14 +231,14 @@ class Engine:
         with seeded(self.device, 0):
             self.live.train()
             self._go_back(self._loss(*self._trial(some)))
-        in_bf16 = self._gradients(plain, some, is_narrow=True)
+        in_bf16 = self._gradients(plain, some, is_bf16=True)
         with full_precision():
-            check_alike(self.flat.gradients(), in_bf16, self._gradients(plain, some, is_narrow=False))
+            check_alike(self.flat.gradients(), in_bf16, self._gradients(plain, some, is_bf16=False))
 
-    def _gradients(self, live: Classifier, images: Tensor, *, is_narrow: bool) -> dict[str, Tensor]:
+    def _gradients(self, live: Classifier, images: Tensor, *, is_bf16: bool) -> dict[str, Tensor]:
         """Return the gradients that reach parameters, by name."""
         with seeded(self.device, 0):
-            self._loss_by(live.train(), is_narrow, *self._trial(images)).backward()
+            self._loss_by(live.train(), is_bf16, *self._trial(images)).backward()
         found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
         live.zero_grad(set_to_none=True)
         return found

@@ -30,9 +30,8 @@ def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
 def check_familiarity(network: SharedNetwork, path: object) -> None:
     """Refuse a file whose figures have a wrong form."""
     for task, subnetwork in enumerate(network.subnetworks):
-        kept = subnetwork.statistics.get(NAME)
-        shapes = {} if kept is None else {name: value.shape for name, value in kept.items()}
-        if kept is not None and {"are_new": (1,), **shapes} != {"are_new": (1,), "quantiles": (STEPS + 1,)}:
+        shapes = {name: value.shape for name, value in subnetwork.statistics.get(NAME, {}).items()}
+        if shapes != {"are_new": (1,), "quantiles": (STEPS + 1,)}:
             raise FileError(f"'{path}' has damaged statistics of task {task}: how familiar its images look")
 
 
@@ -45,7 +44,7 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
         raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
-    if any(not float(each.statistics.get(NAME, {}).get("are_new", 1)) for each in network.subnetworks):
+    if any(not float(each.statistics[NAME]["are_new"]) for each in network.subnetworks):
         _say_once(
             "how familiar images look was measured on training images for some tasks: the share of known images called "
             "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
@@ -65,10 +64,7 @@ def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> T
     """
     found = torch.full((len(tasks),), float(STEPS), device=tasks.device)
     for task in tasks.unique().tolist():
-        kept = network.subnetworks[task].statistics.get(NAME)
-        if kept is None:
-            log.warning("task %d was learned before cps noted how familiar images look; none is unknown to it", task)
-            continue
+        kept = network.subnetworks[task].statistics[NAME]
         mine, least, most = tasks == task, kept["quantiles"][0], kept["quantiles"][-1]
         largest = evidence[task].logits[mine].amax(dim=1)
         rank = torch.searchsorted(kept["quantiles"], largest, right=True) - 1.0

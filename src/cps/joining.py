@@ -27,7 +27,7 @@ class Norm(nn.BatchNorm2d):
         """Return the normalised signal with what follows, twice if asked: then its two gradients need no addition."""
         is_like = shortcut is None or shortcut.shape == input.shape
         is_sound = is_like and self.num_features < input.numel() < FARTHEST  # one number has no spread
-        if is_sound and self.training and convolution.runs_narrow(input):
+        if is_sound and self.training and convolution.runs_in_bf16(input):
             seen = input.contiguous(memory_format=torch.channels_last)
             beside = shortcut if shortcut is None else shortcut.contiguous(memory_format=torch.channels_last)
             return _Normalize.apply(seen, beside, self.weight, self.bias, self, has_relu, is_twice)

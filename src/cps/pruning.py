@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.activity import Activity, layer_of, observe
+from cps.activity import Activity, activity_of, layer_of
 from cps.masks import Masks, per_output, strongest
 from cps.plain import setting
 from cps.unread import unread_channels
@@ -66,7 +66,7 @@ class NNrelief:
     @torch.no_grad()
     def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
         """Return the masks of the connections that carry the signal."""
-        activity = observe(backbone, list(masks), batches)
+        activity = activity_of(backbone, list(masks), batches)
         weights = {name: parameter.detach() for name, parameter in backbone.named_parameters()}
         kept: Masks = {}
         for name, mask in masks.items():

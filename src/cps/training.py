@@ -50,7 +50,7 @@ class Epoch:
     optimizer_state: Callable[[], dict[str, Any]]
 
 
-class Steps(Protocol):
+class Stepper(Protocol):
     """Something that takes training steps on a classifier."""
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
@@ -108,7 +108,7 @@ class Trainer:
         examples = examples.to(self.fabric.device)
         is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
         engine = self._engine_for(model, examples, training, show, guard, is_long)
-        steps: Steps = engine or _PlainSteps(model, training, self.fabric, show)
+        steps: Stepper = engine or _PlainSteps(model, training, self.fabric, show)
         try:
             steps.begin(model, guard, optimizer_state)
             plans = self._plans(len(examples), training, seed, start, show.draws, reach)
@@ -153,7 +153,7 @@ class Trainer:
             return None
         reasons = {
             "several processes": self.fabric.world_size > 1,
-            f"precision {precision}": precision not in PRECISIONS,
+            f"precision {precision}": precision not in ENGINE_PRECISIONS,
             "images that are read from a data set": not isinstance(examples, TensorExamples),
             "an optimizer other than SGD, Adam and AdamW with one group": not is_capturable(model, training),
         }
@@ -168,7 +168,7 @@ class Trainer:
             gc.collect()  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
-            how = {"is_narrow": PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
+            how = {"is_bf16": ENGINE_PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
             self._engine = key, self._built(model, images.to(self.fabric.device), training, show, how)
         return self._engine[1]
 
@@ -190,7 +190,7 @@ class Trainer:
             self._told.add(what)
 
 
-PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether they are narrow
+ENGINE_PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether that is bf16
 
 
 class _PlainSteps:

@@ -28,11 +28,11 @@ class Twin(NamedTuple):
     is_joined: bool
 
 
-def twin_of(backbone: nn.Module, pixels: Tensor, *, is_narrow: bool, is_quick: bool) -> Twin:
-    """Return the twin of a backbone; `is_narrow`: for bf16; `is_quick`: with kernels of our own."""
+def twin_of(backbone: nn.Module, pixels: Tensor, *, is_bf16: bool, is_quick: bool) -> Twin:
+    """Return the twin of a backbone; `is_bf16`: for bf16; `is_quick`: with kernels of our own."""
     whole: nn.Module = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
     inner = whole.inner if isinstance(whole, Padded) else whole
-    found = joined(inner) if is_quick and is_narrow and pixels.is_cuda else None
+    found = joined(inner) if is_quick and is_bf16 and pixels.is_cuda else None
     inner = found or inner
     if is_quick:
         quicken(inner)
@@ -58,19 +58,19 @@ def check_alike(ours: Mapping[str, Tensor], plain: Mapping[str, Tensor], exact: 
         raise RuntimeError(f"our own kernels do not agree with PyTorch's (in {', '.join(apart[:3])})")
 
 
-class Narrow:
+class Bf16Weights:
     """The weights of a module's quick convolutions in bf16, cast all at once; their gradients go where they belong."""
 
     def __init__(self, module: nn.Module, flat: Flat):
         self._wide = flat.vector.detach()
-        self._narrow = torch.empty_like(self._wide, dtype=convolution.NARROW)
-        narrow, places = flat.views(self._narrow), flat.gradients()
+        self._bf16 = torch.empty_like(self._wide, dtype=convolution.KERNEL_TYPE)
+        bf16, places = flat.views(self._bf16), flat.gradients()
         for name, layer in module.named_modules():
             weight = f"{name}.weight"
-            if isinstance(layer, Convolution) and weight in narrow:
-                layer.narrow, layer.place = narrow[weight], places[weight]
+            if isinstance(layer, Convolution) and weight in bf16:
+                layer.bf16, layer.place = bf16[weight], places[weight]
                 flat.written.add(weight)
 
     def refresh(self) -> None:
         """Cast the weights as they are now."""
-        self._narrow.copy_(self._wide)
+        self._bf16.copy_(self._wide)
