@@ -146,7 +146,7 @@ def test_an_engine_moves_scores_as_plain_steps_do():
         for name in ("0.weight", "3.weight"):
             shape = (*initial[name].shape[:2], 1, 1)
             taken, off = ((torch.rand(shape, generator=draws) < share).to(device) for share in (0.9, 0.1))
-            kept[name] = Kept(taken, initial[name].clone(), off, torch.ones(shape, device=device), 10.0)
+            kept[name] = Kept(taken, initial[name].clone(), off, torch.ones(shape, device=device))
         return kept
 
     training = cps.Training(1, optimizer, batch_size=16)

@@ -98,11 +98,15 @@ class Draft:
             chosen = {name: (scores > 0) | ~self._taken[name] for name, scores in self.scores.items()}
             self.narrow({name: mask & chosen[name] for name, mask in self.masks.items()})
 
+    @property
+    def reach(self) -> float:
+        """How far a phase may move the scores: as far as they go in dense training, then no more."""
+        return REACH if self.warm is None else 0.0
+
     def guard(self) -> Guard:
         """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""
-        reach = REACH if self.warm is None else 0.0
         return {
-            name: Kept(self._taken[name], self._sealed[name], ~self.masks[name], self.scores.get(name), reach)
+            name: Kept(self._taken[name], self._sealed[name], ~self.masks[name], self.scores.get(name))
             for name in self._parts.shared
         }
 

@@ -16,15 +16,13 @@ from cps.masks import mask_shape
 class Kept(NamedTuple):
     """What may not move of one weight: `taken` entries keep the `sealed` values, `off` entries are zero.
 
-    Where there are `scores`, taken entries are zero while their score is not positive, and training moves the scores,
-    by `reach` at most.
+    Where there are `scores`, taken entries are zero while their score is not positive, and training may move those.
     """
 
     taken: Tensor
     sealed: Tensor
     off: Tensor
     scores: Tensor | None = None
-    reach: float = 0.0
 
 
 Guard = Mapping[str, Kept]

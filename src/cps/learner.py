@@ -239,6 +239,7 @@ class Learner:
             seed=(self.seed, index, FIT, phase),
             show=Presentation(self.network.prepare, self.augment, self.views),
             guard=draft.guard(),
+            reach=draft.reach,
             after_epoch=after_epoch,
             start=saved.at.epoch if saved else 0,
             optimizer_state=saved.optimizer if saved else None,

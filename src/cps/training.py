@@ -91,6 +91,7 @@ class Trainer:
         seed: Seed,
         show: Presentation,
         guard: Guard | None = None,
+        reach: float = 0.0,
         after_epoch: Callable[[Epoch], None] | None = None,
         start: int = 0,
         optimizer_state: dict[str, Any] | None = None,
@@ -99,12 +100,12 @@ class Trainer:
         """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
 
         `show` turns raw images into what the classifier sees and is to say. `guard` is what must not move, by the
-        names of the backbone's parameters. `epochs_in_all` are those of all phases, which share one engine.
+        names of the backbone's parameters, and `reach` how far its scores may. `epochs_in_all` are those of all phases,
+        which share one engine.
         """
         if start >= training.epochs:
             return
         guard = guard or {}
-        reach = max((kept.reach for kept in guard.values()), default=0.0)
         examples = examples.to(self.fabric.device)
         is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
         engine = self._engine_for(model, examples, training, show, guard, is_long)
