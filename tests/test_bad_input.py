@@ -338,3 +338,22 @@ def test_a_class_that_only_reading_shows_to_have_no_image_is_told(make_learner, 
 
     make_learner().learn(cps.Task(["a", "b"], train=Reading()))
     assert "class 'b' had no training image" in caplog.text
+
+
+def test_test_images_of_classes_that_nobody_learns_are_told():
+    images = torch.rand(10, 1, 8, 8)
+    with pytest.warns(UserWarning, match="class 9 of the test data has no training image"):
+        cps.split_by_class((images, [0, 1] * 5), (images, [0, 9] * 5), sizes=np.int64(1))
+
+
+def test_a_loss_with_parameters_is_refused():
+    class Learned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, features, logits, labels):
+            return torch.nn.functional.cross_entropy(self.scale * logits, labels)
+
+    with pytest.raises(ValueError, match="parameters of its own"):
+        cps.Training(1, loss=Learned())

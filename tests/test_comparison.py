@@ -63,7 +63,7 @@ def test_the_papers_numbers_stand_beside_ours():
     run = made("cifar100-b50")
     run["class_il"]["MaxOutput"]["60"] = copy.deepcopy(run["class_il"]["MaxOutput"]["20"])
     head, rows = comparison.metrics_table([run])
-    assert [row[1] for row in rows] == ["1", "20", "60"]
+    assert [row[1:3] for row in rows] == [["MaxOutput", size] for size in ("1", "20", "60")]
     assert rows[2][head.index("paper")] == "AIA 64.97 ± 4.23, BWT 11.68"
     assert rows[2][head.index("AIA")] == "75.0"
     _, rows = comparison.metrics_table([made("imagenet100")])
@@ -86,7 +86,8 @@ def test_runs_with_other_selectors_and_sizes_are_compared_in_what_they_share(tmp
     assert [row[1] for row in rows] == ["task known", "Signature", "MaxOutput"]
     assert rows[2][head.index("20")] == "70.0 (1 of 2 runs)"
     assert comparison.common([other, made()]) == (["MaxOutput"], ["1"])
-    assert comparison.metrics_table([{**other, "default_selector": "Signature"}, made()])[1] == []
+    _, rows = comparison.metrics_table([{**other, "default_selector": "Signature"}, made()])
+    assert [row[1] for row in rows] == ["MaxOutput"]  # which both runs have
     for picture in (pictures.group_sizes([other, made()]), pictures.histories([other, made()], "20")):
         picture.savefig(tmp_path / "picture.png")
 
@@ -99,3 +100,30 @@ def test_the_numbers_below_a_picture_do_not_touch(tasks):
     boxes = [label.get_window_extent() for label in figure.axes[1].get_xticklabels()]
     assert len(boxes) >= min(tasks, 5)
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_runs_that_predict_by_other_selectors_are_compared_the_same_in_any_order():
+    first, second = made(), made(order=1, default_selector="Cascade")
+    for run in (first, second):
+        run["class_il"]["Cascade"] = copy.deepcopy(run["class_il"]["MaxOutput"])
+    head, rows = comparison.metrics_table([first, second])
+    assert (head, rows) == comparison.metrics_table([second, first])
+    assert [row[1] for row in rows] == ["Cascade", "Cascade", "MaxOutput", "MaxOutput"]
+
+
+def test_runs_with_other_settings_are_no_spread_of_one_another():
+    settings = {"pruner": "NNrelief(alpha=0.5)", "train: schedule": "Cosine()"}
+    runs = [made(settings=settings), made(settings=settings | {"pruner": "NNrelief(alpha=0.9)"}, order=1)]
+    names = list(comparison.by_recipe(runs))
+    assert [name.split(", ")[-1] for name in names] == ["pruner NNrelief(alpha=0.5))", "pruner NNrelief(alpha=0.9))"]
+    alike = [made(settings=settings), made(settings=settings | {"train: schedule": "Steps()"}, order=1)]
+    assert list(comparison.by_recipe(alike)) == ["demo"]
+
+
+def test_every_selector_has_its_curve():
+    run = made()
+    run["class_il"] = {f"S{number}": copy.deepcopy(run["class_il"]["MaxOutput"]) for number in range(6)}
+    (axes,) = pictures.group_sizes([run]).axes
+    assert {f"S{number}" for number in range(6)} <= {text.get_text() for text in axes.get_legend().get_texts()}
+    looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
+    assert len(looks) == 7  # and that of the task known

@@ -297,3 +297,12 @@ def test_a_model_of_a_backbone_of_ones_own_asks_for_it(learned):
 def test_a_builtin_backbone_is_one_of_a_closed_list():
     with pytest.raises(ValueError, match="no builtin backbone 'os.system'; there are: small"):
         cps.Builtin("os.system")
+
+
+def test_equal_models_are_equal_files(learned, tmp_path):
+    """The order of the metadata is drawn anew in each process, so in one process this may hold by chance."""
+    code = "import sys; from cps import storage; storage.write(sys.argv[1], 'test', {'b': 1, 'a': 2}, {})"
+    for name in ("one", "two", "three", "four"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    assert storage.read(tmp_path / "one", "test")[0] == {"b": 1, "a": 2}

@@ -195,3 +195,69 @@ def test_masks_of_another_form_are_refused_when_a_pruner_returns_them(make_learn
 
     with pytest.raises(ValueError, match=r"bool mask of shape \(8, 2, 1, 1\) for '0.weight'"):
         make_learner(pruner=odd).learn(make_task(0))
+
+
+class PerImage(cps.MaxOutput):
+    """Scores every image, whatever its group."""
+
+    name = "PerImage"
+
+    def __call__(self, evidence, statistics, groups):
+        return self.alone(list(evidence), statistics)
+
+
+def test_scores_of_another_shape_are_refused(make_learner):
+    learner = make_learner(selectors=[PerImage()])
+    learner.learn(make_task(0))
+    images = make_task(0).test[0]
+    assert learner.predict(images).classes
+    with pytest.raises(ValueError, match=r"PerImage must return scores \(groups, tasks\) \(2, 1\)"):
+        learner.predict(images[:8], group_size=4)
+
+
+def test_a_task_whose_scores_are_no_numbers_is_not_selected(make_learner, caplog):
+    class Half(Counts):
+        def __call__(self, evidence, statistics, groups):
+            scores = torch.zeros(int(groups.max()) + 1, len(evidence), device=groups.device)
+            scores[:, 0] = torch.nan
+            return scores
+
+    learner = make_learner(selectors=[Half()])
+    learner.learn(make_task(0))
+    learner.learn(make_task(10))
+    assert set(learner.predict(make_task(0).test[0]).tasks.tolist()) == {1}
+    assert "no numbers" in caplog.text
+
+
+def test_the_checklist_fails_a_selector_whose_graph_would_select_otherwise():
+    class Contrary(cps.MaxOutput):
+        def __call__(self, evidence, statistics, groups):
+            return -super().__call__(evidence, statistics, groups)
+
+    with pytest.raises(AssertionError, match="`alone` must give the scores"):
+        cps.check_selector(Contrary())
+
+
+def test_two_selectors_of_a_name_are_not_evaluated_as_one(make_learner):
+    learner, task = make_learner(), make_task(0)
+    learner.learn(task)
+    with pytest.raises(ValueError, match="no two of the same name"):
+        cps.evaluate(learner, [task], selectors=[cps.Cascade(own=0.0), cps.Cascade(own=9.0)])
+    with pytest.raises(ValueError, match="task 0 has no test images"):
+        cps.evaluate(learner, [cps.Task(task.classes, task.train)])
+    with pytest.raises(ValueError, match="no task to evaluate"):
+        cps.evaluate(learner, [])
+
+
+def test_a_selector_that_forgets_wrongly_changes_no_numbers(make_learner):
+    class Same(Counts):
+        def without(self, statistics, task):
+            return statistics
+
+    learner = make_learner(selectors=[Same()])
+    for index in range(3):
+        learner.learn(make_task(10 * index))
+    before = [dict(kept) for kept in learner.network.statistics("Counts")]
+    with pytest.raises(ValueError, match="Counts.without must return numbers about 2 tasks, got 3"):
+        learner.forget(0)
+    assert all(a["counts"] is b["counts"] for a, b in zip(before, learner.network.statistics("Counts"), strict=True))

@@ -1,6 +1,7 @@
 """Recipes are the paper's settings, and run from a folder of data."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from safetensors.torch import save_file
 import cps
 from cps import sources
 from cps.bench import Run
-from cps.learner import SETTINGS
+from cps.forms import SETTINGS
+from cps.lock import LockedError, locked
 from cps.recipes import RECIPES, large_resnet18
 from cps.sources import read_cifar100
 
@@ -162,3 +164,30 @@ def test_joint_training_has_settings_of_its_own_where_those_of_single_tasks_woul
     assert run._training_of("finetuning") == recipe.train
     digits = Run(RECIPES["digits"](), tmp_path, fabric)
     assert digits._training_of("joint") == digits.recipe.train
+
+
+def quick_run(folder, fabric, **changes):
+    recipe = replace(RECIPES["digits"]().scaled(0.05), **changes)
+    return Run(recipe, folder, fabric, tasks=1, bounds=False, group_sizes=(5, 1))
+
+
+def test_a_run_notes_its_settings_and_another_one_does_not_take_its_folder(tmp_path, fabric):
+    results = quick_run(tmp_path, fabric).start()
+    assert results["settings"]["pruner"] == "NNrelief(alpha=0.7)"
+    assert list(results["class_il"]["MaxOutput"]) == ["1", "5"]
+    with pytest.raises(ValueError, match=r"holds another run \(pruner NNrelief\(alpha=0.7\)\)"):
+        quick_run(tmp_path, fabric, pruner=cps.NNrelief(0.99)).start()
+    with pytest.raises(ValueError, match="holds another run .train: optimizer"):
+        quick_run(
+            tmp_path, fabric, train=replace(RECIPES["digits"]().scaled(0.05).train, optimizer=cps.SGD(0.1))
+        ).start()
+    with pytest.raises(ValueError, match="kept no numbers for ImportanceSignature-L1"):
+        quick_run(tmp_path, fabric, selectors=(cps.ImportanceSignature(norm=1),)).start()
+    with locked(tmp_path / "model.cps"), pytest.raises(LockedError, match="another program"):
+        quick_run(tmp_path, fabric).start()
+
+
+def test_a_run_without_test_images_is_refused_before_it_learns(tmp_path, fabric):
+    train, _ = RECIPES["digits"]().read(None)
+    with pytest.raises(ValueError, match="a task without test images"):
+        quick_run(tmp_path, fabric, read=lambda folder: (train, None)).start()

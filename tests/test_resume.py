@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -238,3 +239,27 @@ def test_whoever_watches_is_told_of_every_epoch_and_how_many_there_are(make_lear
     assert list(dict.fromkeys(at.words for at in told)) == [
         "training", "retraining, round 1 of 2", "retraining, round 2 of 2",
     ]  # fmt: skip
+
+
+class Augmenting(torch.utils.data.Dataset):
+    """Draws from the generators of numpy and of Python."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        noise = np.random.randn(2, 6, 6) + random.random()
+        return torch.full((2, 6, 6), index % 2) + 0.1 * torch.from_numpy(noise).float(), index % 2
+
+
+def test_a_data_set_that_augments_by_numpy_or_python_gives_the_same_bits_for_the_same_seed(make_learner):
+    found = []
+    for seed in (0, 0, 1):
+        np.random.seed(len(found))  # whatever the program has drawn before
+        before = np.random.get_state()[1].copy(), random.getstate()
+        learner = make_learner(seed=seed)
+        learner.learn(cps.Task([0, 1], train=Augmenting()))
+        found.append(learner.fingerprint(0).tensors)
+        assert (np.random.get_state()[1] == before[0]).all()
+        assert random.getstate() == before[1]
+    assert found[0] == found[1] != found[2]

@@ -7,6 +7,7 @@ A run's folder holds `model.cps` (after each task), `checkpoint.safetensors` (af
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ from cps.devices import precision_of
 from cps.evaluation import evaluate
 from cps.learner import Learner
 from cps.loading import load
+from cps.lock import locked
 from cps.machine import describe_device, versions
+from cps.plain import in_words
 from cps.progress import Progress
 from cps.recipes import Recipe
 from cps.report import write_report
@@ -69,10 +72,16 @@ class Run:
         with self.fabric.rank_zero_first():  # it may have to download
             scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
         scenario = replace(scenario, tasks=scenario.tasks[: self.tasks])
+        if any(task.test is None for task in scenario):
+            raise ValueError(f"'{self.recipe.name}' has a task without test images, so nothing could be measured")
+        with locked(self.out / "model.cps") if self.fabric.is_global_zero else nullcontext():
+            return self._run(scenario)
+
+    def _run(self, scenario: Scenario) -> dict[str, Any]:
         self._claim_folder(scenario)
         learner = self._learn(scenario)
         began = time.monotonic()
-        sizes = self.group_sizes or self.recipe.group_sizes
+        sizes = sorted(set(self.group_sizes or self.recipe.group_sizes))
         measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
         flipped = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed, flips=True) if self.flips else {}
         seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
@@ -110,6 +119,9 @@ class Run:
         settings = {**self.recipe.learner_settings(), "seed": self.seed}
         if model.exists():
             learner = load(model, backbone, **settings, fabric=self.fabric)
+            for selector in learner.selectors:
+                if any(selector.name not in known.statistics for known in learner.network.subnetworks):
+                    raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
         else:
             learner = Learner(backbone, **settings, fabric=self.fabric)
         learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
@@ -191,7 +203,10 @@ class Run:
             write_json(note, {**mine, "seconds": 0.0})
         self.fabric.barrier()
         found = json.loads(note.read_text())
-        differing = [f"{key} {found[key]}" for key, value in mine.items() if found.get(key, value) != value]
+        pairs = [(key, value, found.get(key, value)) for key, value in mine.items() if key != "settings"]
+        settings = found.get("settings", mine["settings"])
+        pairs += [(key, value, settings.get(key, value)) for key, value in mine["settings"].items()]
+        differing = [f"{key} {before}" for key, value, before in pairs if before != value]
         if differing:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
@@ -204,7 +219,18 @@ class Run:
             "epochs": [recipe.train.epochs, recipe.retrain.epochs],
             "rounds": recipe.rounds,
             "precision": precision_of(self.fabric),
+            "settings": self._settings(),
         }
+
+    def _settings(self) -> dict[str, str]:
+        """Return how a task is learned and pruned, in words."""
+        names = ("pruner", "augment", "views", "normalize", "prune_images", "capacity")
+        settings = {name: getattr(self.recipe, name) for name in names}
+        for phase in ("train", "retrain"):
+            training = getattr(self.recipe, phase)
+            parts = ("optimizer", "schedule", "batch_size", "loss")
+            settings |= {f"{phase}: {part}": getattr(training, part) for part in parts}
+        return {name: in_words(value) for name, value in settings.items()}
 
     def _clock(self, seconds: float = 0.0) -> float:
         """Add to the time spent learning, over all calls, and return it."""

@@ -29,7 +29,7 @@ class Capacity:
     `crowded`: while less than this share of all weights is free, a task learns which sealed ones to use; with 0 it
     starts from all of them, as in the paper. `budget`: the largest share of each layer that a task may take for each of
     its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no limit. It is reached by
-    the same factor in every round of pruning.
+    the same factor in every round of pruning, and without rounds it is not.
     """
 
     crowded: float = FREE_SHARE

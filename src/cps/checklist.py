@@ -7,7 +7,7 @@ from cps.backbones import SmallConvNet
 from cps.evidence import Evidence, Outputs
 from cps.masks import Masks, full_masks, is_subset
 from cps.pruning import Pruner
-from cps.selection import Selector, consecutive_groups
+from cps.selection import GraphSelector, Selector, consecutive_groups
 from cps.subnetwork import Subnetwork
 
 
@@ -62,6 +62,10 @@ def check_selector(selector: Selector) -> None:
     moved = Evidence(lambda tasks: [Outputs(*(part[shuffled] for part in evidence[task])) for task in tasks], 3)
     same = torch.allclose(selector(moved, statistics, torch.arange(7)), alone[shuffled], atol=1e-5)
     _require(same, "the score of a group must not depend on the other groups or on its place")
+    if isinstance(selector, GraphSelector):
+        in_graph = selector.alone(list(evidence), selector.ready(statistics))
+        close = torch.allclose(in_graph, alone, rtol=1e-3, atol=1e-4)
+        _require(close, "`alone` must give the scores that a call with groups of one gives")
     fewer = selector(evidence.until(2), statistics[:2], torch.arange(7))
     _require(tuple(fewer.shape) == (7, 2), "a selector must work for the first tasks alone")
 

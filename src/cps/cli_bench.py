@@ -46,9 +46,11 @@ def bench(
     from cps.bench import Run
     from cps.devices import make_fabric
 
-    if epochs_scale <= 0:
-        raise ValueError(f"--epochs-scale must be above 0, got {epochs_scale}")
+    if not 0 < epochs_scale < 1000:
+        raise ValueError(f"--epochs-scale must be above 0 and below 1000, got {epochs_scale}")
     chosen = _recipe(recipe).scaled(epochs_scale)
+    if weights is not None and chosen.pretrained is None:
+        raise ValueError(f"the recipe '{recipe}' takes no --weights; it starts from drawn ones")
     if selector is not None:
         chosen = chosen.selecting_by(selector)
     folder = out or Path("runs") / recipe

@@ -8,8 +8,9 @@ import typer
 from cps.terminal import console, shown
 
 if TYPE_CHECKING:
-    from cps.exporting import Export, GraphSelector
+    from cps.exporting import Export
     from cps.learner import Learner
+    from cps.selection import GraphSelector
 
 
 def export(

@@ -11,12 +11,15 @@ Results = dict[str, Any]
 
 def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
     """Return the runs of each recipe that were trained alike, and what they measured with mirror images apart."""
-    kinds: dict[str, set[str]] = {}
-    for run in runs:
-        kinds.setdefault(run["recipe"], set()).add(_kind(run))
+    same_recipe = {run["recipe"]: [other for other in runs if other["recipe"] == run["recipe"]] for run in runs}
+    differing = {recipe: _differing(same) for recipe, same in same_recipe.items()}
+
+    def kind(run: Results) -> str:
+        return ", ".join([_kind(run), *(f"{name} {run['settings'][name]}" for name in differing[run["recipe"]])])
 
     def name_of(run: Results) -> str:
-        return run["recipe"] if len(kinds[run["recipe"]]) == 1 else f"{run['recipe']} ({_kind(run)})"
+        kinds = {kind(other) for other in same_recipe[run["recipe"]]}
+        return run["recipe"] if len(kinds) == 1 else f"{run['recipe']} ({kind(run)})"
 
     groups: dict[str, list[Results]] = {}
     for run in runs:
@@ -33,6 +36,14 @@ def training_of(run: Results) -> str:
         return "epochs not noted"
     first, again = run["epochs"]
     return f"{first} + {run['rounds']} x {again} epochs, {run['precision']}"
+
+
+def _differing(runs: Sequence[Results]) -> list[str]:
+    """Return the settings in which runs differ, but for schedules, which follow the number of epochs."""
+    if not all("settings" in run for run in runs):
+        return []
+    names = [name for name in runs[0]["settings"] if not name.endswith("schedule")]
+    return [name for name in names if len({run["settings"].get(name) for run in runs}) > 1]
 
 
 def _kind(run: Results) -> str:
@@ -70,16 +81,14 @@ def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for name, same in by_recipe(runs).items():
         selectors, sizes = common(same)
-        selector = same[0]["default_selector"]
-        if selector not in selectors:
-            continue
-        for size in [size for size in ("1", "20", "60") if size in sizes]:
+        chosen = sorted({run["default_selector"] for run in same} & set(selectors))
+        for selector, size in [(name, size) for name in chosen for size in ("1", "20", "60") if size in sizes]:
             entries = [run["class_il"][selector][size] for run in same]
             cells = [mean_and_spread([entry[key] for entry in entries]) for key in ("ACC", "AIA", "BWT")]
             selected = mean_and_spread([_mean(entry["selection"][-1]) for entry in entries])
             top5 = mean_and_spread([entry["top5"] for entry in entries]) if all("top5" in e for e in entries) else ""
-            rows.append([name, size, *cells, selected, top5, _paper(same[0]["recipe"], size)])
-    return ["recipe", "group size", "ACC", "AIA", "BWT", "selection", "top-5", "paper"], rows
+            rows.append([name, selector, size, *cells, selected, top5, _paper(same[0]["recipe"], size)])
+    return ["recipe", "selector", "group size", "ACC", "AIA", "BWT", "selection", "top-5", "paper"], rows
 
 
 def in_words(size: str) -> str:

@@ -15,6 +15,7 @@ from cps.data import all_labels, as_examples
 from cps.evidence import Evidence, Outputs
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
+from cps.observation import checked_selectors
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
@@ -73,7 +74,8 @@ def evaluate(
     task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
     task_il |= _top5(tested.right_of_five, tested)
     selectors = selectors or learner.selectors
-    named = selectors if isinstance(selectors, Mapping) else {selector.name: selector for selector in selectors}
+    is_named = isinstance(selectors, Mapping)
+    named = selectors if is_named else {selector.name: selector for selector in checked_selectors(selectors)}
     class_il = {
         name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
         for name, selector in named.items()
@@ -87,12 +89,16 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
     parts: list[list[Outputs]] = []
     labels: list[Tensor] = []
     for subnetwork, task in zip(network.subnetworks, tasks, strict=False):
+        if task.test is None:
+            raise ValueError(f"task {len(parts)} has no test images")
         examples = as_examples(task.test, subnetwork.local, workers=learner.workers)
         evidence = survey(network, examples, learner.fabric)
         if flips:
             evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
         parts.append(list(evidence))
         labels.append(all_labels(examples).to(network.device))
+    if not parts:
+        raise ValueError("there is no task to evaluate: nothing was learned, or no task was given")
     own = [part[index].logits for index, part in enumerate(parts)]
     right = [logits.argmax(dim=1) == truth for logits, truth in zip(own, labels, strict=True)]
     five = None

@@ -8,11 +8,10 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
@@ -20,11 +19,10 @@ from torch import Tensor, fx, nn
 
 import cps
 from cps.cost import cost_of
-from cps.evidence import Outputs
 from cps.extraction import Standalone
 from cps.images import side_of
 from cps.learner import Learner
-from cps.selection import Statistics
+from cps.selection import GraphSelector, Statistics
 from cps.storage import in_one_step
 
 IMAGES = 5  # of noise, that a written graph is tried on
@@ -33,27 +31,6 @@ PREPARED = (
     "as cps predict does: JPEG decoded at a fraction (PIL draft), turned as EXIF says, RGB with white where it is "
     "transparent, short side scaled and middle square cut (PIL ImageOps.fit, bilinear), divided by 255"
 )
-
-
-@runtime_checkable
-class GraphSelector(Protocol):
-    """A selector that an exported graph can hold: `alone` scores each image by itself, shape (N, tasks).
-
-    What can be computed beforehand from the stored numbers is done once, by `ready`.
-    """
-
-    @property
-    def name(self) -> str:
-        """What the selector is called."""
-        ...
-
-    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return the numbers that `alone` needs."""
-        ...
-
-    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
-        """Return scores as a function of features, logits and numbers; control flow must not depend on them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +108,7 @@ def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | 
         raise RuntimeError("nothing has been learned yet; there is nothing to export")
     if not isinstance(chosen, GraphSelector):
         raise ValueError(
-            f"the selector {chosen.name} cannot be put into a graph, since it has no method 'alone'; choose another, "
+            f"the selector {chosen.name} cannot be put into a graph without 'alone' and 'ready'; choose another, "
             "such as MaxOutput, or export the tasks one by one"
         )
     groups = [subnetwork.classes for subnetwork in learner.network.subnetworks]

@@ -68,6 +68,8 @@ def _forget_numbers(network: SharedNetwork, task: int, selectors: Mapping[str, A
                 subnetwork.statistics.pop(name, None)
         elif hasattr(selectors[name], "without"):
             left = selectors[name].without(network.statistics(name), task)
+            if len(left) != len(others):
+                raise ValueError(f"{name}.without must return numbers about {len(others)} tasks, got {len(left)}")
             for subnetwork, known in zip(others, left, strict=True):
                 subnetwork.statistics[name] = known
 

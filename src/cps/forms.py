@@ -9,7 +9,7 @@ from cps.settings import Training
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return hasattr(value, "__index__") and not isinstance(value, bool) and 0 <= value < 2**63
 
 
 def _is_function(value: Any) -> bool:

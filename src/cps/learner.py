@@ -19,7 +19,7 @@ from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
 from cps.forgetting import forget_task, fresh_weights
-from cps.forms import SETTINGS, check_forms, is_selector
+from cps.forms import SETTINGS, check_forms
 from cps.images import as_images
 from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
 from cps.masks import check_smaller
@@ -90,7 +90,7 @@ class Learner:
         if rounds < 0 or prune_images < 1:
             raise ValueError(f"rounds are 0 or more and prune_images 1 or more, got {rounds} and {prune_images}")
         forms = {"train": train, "retrain": retrain, "augment": augment, "views": views, "normalize": normalize}
-        check_forms(pruner=pruner, capacity=capacity, **forms)
+        check_forms(pruner=pruner, capacity=capacity, rounds=rounds, prune_images=prune_images, seed=seed, **forms)
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = rounds
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
@@ -162,16 +162,15 @@ class Learner:
                 raise ValueError("give the task, or a selector that finds it, not both")
             check_task(task, self.network)
             selector = Oracle(task)
-        selector = selector or self.selectors[0]
-        if not is_selector(selector):
-            raise TypeError(f"a selector is an object such as cps.MaxOutput(), got {selector!r}")
+        (selector,) = checked_selectors([selector or self.selectors[0]])
         groups = consecutive_groups(len(images), group_size, self.network.device)
         tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
         return classify(self.network, evidence, tasks, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
         """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""
-        return Stream(self.network, selector or self.selectors[0], self.evidence)
+        (chosen,) = checked_selectors([selector or self.selectors[0]])
+        return Stream(self.network, chosen, self.evidence)
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""

@@ -29,6 +29,8 @@ def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     for selector in selectors:
         if not is_selector(selector):
             raise TypeError(f"a selector is an object such as cps.MaxOutput(), got {selector!r}")
+        if not isinstance(selector.name, str) or selector.name == NAME:
+            raise ValueError(f"a selector has a name of its own, which is not '{NAME}', got {selector.name!r}")
     if not selectors or len({selector.name for selector in selectors}) < len(selectors):
         raise ValueError("at least one selector is needed to predict, and no two of the same name")
     return tuple(selectors)
@@ -47,6 +49,8 @@ def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> No
 
 def _as_numbers(kept: Statistics, name: str) -> Statistics:
     """Return what a selector keeps in the form that a model file holds: tensors of float32 by name."""
+    if not isinstance(kept, dict):
+        raise TypeError(f"{name} must keep real tensors by name, got {type(kept).__name__}")
     for key, value in kept.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or value.is_complex():
             raise TypeError(f"{name} must keep real tensors by name, got {key!r}: {type(value).__name__}")

@@ -1,6 +1,7 @@
 """Pictures of results: matplotlib figures, one function each, all labelled and readable in print."""
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -106,13 +107,13 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
     """Accuracy after each task of several runs: the mean, and a band of one standard deviation."""
     figure, axes = _figure()
     selectors, sizes = common(runs)
-    selector = runs[0]["default_selector"]
+    selector = min(run["default_selector"] for run in runs)
     tasks = range(1, len(runs[0]["classes_per_task"]) + 1)
     shown = {"task known (task-IL)": ([run["task_il"] for run in runs], COLOURS["ceiling"], "s-")}
     for number, style in (("1", "o-"), (size, "o--")):
         if selector in selectors and number in sizes:
             entries = [run["class_il"][selector][number] for run in runs]
-            shown[f"cps, {in_words(number)}"] = (entries, COLOURS["ours"], style)
+            shown[f"cps {selector}, {in_words(number)}"] = (entries, COLOURS["ours"], style)
     for label, (entries, colour, style) in shown.items():
         curves = np.array([_history(entry) for entry in entries])
         _band(axes, tasks, curves, style, colour, label)
@@ -128,11 +129,11 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
 def group_sizes(runs: Sequence[Results]) -> Figure:
     """Accuracy by group size of several runs, for each selector: the mean, and a band of one standard deviation."""
     figure, axes = _figure()
-    colours = (COLOURS["ours"], COLOURS["other"], COLOURS["low"], COLOURS["grey"])
+    colours = cycle(COLOURS[name] for name in ("ours", "other", "low", "grey"))
     selectors, sizes = common(runs)
-    for selector, colour in zip(selectors, colours, strict=False):
+    for index, (selector, colour) in enumerate(zip(selectors, colours, strict=False)):
         curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
-        _band(axes, range(len(sizes)), curves, "o-", colour, selector)
+        _band(axes, range(len(sizes)), curves, ("o-", "o--", "o:")[index // 4 % 3], colour, selector)
     ceiling = float(np.mean([run["task_il"]["ACC"] for run in runs]))
     axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
     axes.set_xticks(range(len(sizes)), sizes)

@@ -41,7 +41,12 @@ def encode(value: Any) -> Any:
     if _TYPES.get(type(value).__name__) is type(value):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
-    return {"type": None, "was": re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:200]}  # an address is no identity
+    return {"type": None, "was": in_words(repr(value))[:200]}
+
+
+def in_words(value: Any) -> str:
+    """Return how something prints, without the address that it may print with, which is no identity."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def decode(value: Any) -> Any:

@@ -110,10 +110,10 @@ def _section(run: Results) -> str:
          "one is the price of not being told the task.", lambda: pictures.accuracy_history(run)),
         (True, "Accuracy by group size, after the last task. A group is a number of images that are known to share a "
          "task; one image assumes nothing.", lambda: pictures.group_sizes([run])),
-        (True, "One image at a time: accuracy of the class, and of the selected subnetwork.",
+        (True, f"By {comparison.in_words(sizes[0])}: accuracy of the class, and of the selected subnetwork.",
          lambda: pictures.matrices(run, sizes[0])),
         (several, f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
-        (True, "How often each selector finds the subnetwork of one image.",
+        (True, f"How often each selector finds the subnetwork by {comparison.in_words(sizes[0])}.",
          lambda: pictures.selections(run, sizes[0])),
         (several, f"The same for groups of {large}.", lambda: pictures.selections(run, large)),
         (True, "Accuracy on each task after the last.", lambda: pictures.accuracy_on_each_task(run)),

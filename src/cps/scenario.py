@@ -1,5 +1,6 @@
 """Scenarios: a data set cut into tasks of new classes."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,9 @@ def split_by_class(
     labels = _labels_of(train)
     test_labels = [] if test is None else _labels_of(test)
     classes, name = _ordered(sorted(set(labels), key=_sort_key), order)
+    strange = sorted(set(test_labels) - set(labels), key=_sort_key)
+    if strange:
+        warnings.warn(f"class {strange[0]!r} of the test data has no training image; it is left out", stacklevel=2)
     held_out = _hold_out(labels, classes, validation, seed)
     tasks = []
     for group in _groups(classes, sizes):
@@ -107,7 +111,7 @@ def _ordered(classes: list[ClassName], order: int | Sequence[ClassName] | None) 
 
 
 def _groups(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tuple[ClassName, ...]]:
-    if isinstance(sizes, int):
+    if isinstance(sizes, int | np.integer):
         if sizes < 1:
             raise ValueError(f"a task needs at least one class, got sizes={sizes}")
         sizes = [min(sizes, len(classes) - start) for start in range(0, len(classes), sizes)]

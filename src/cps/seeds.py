@@ -1,5 +1,6 @@
 """Randomness by name: every draw has a key, so a resumed run draws what an uninterrupted one would."""
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,8 +20,15 @@ def generator(*key: int) -> torch.Generator:
 
 @contextmanager
 def seeded(device: torch.device, *key: int) -> Iterator[None]:
-    """Seed torch's own generators (dropout draws from them) for a while, then put them back."""
-    devices = [device] if device.type == "cuda" else []
+    """Seed the generators of torch (dropout draws from it), numpy and Python for a while, then put them back."""
+    devices, seed = [device] if device.type == "cuda" else [], derived_seed(*key)
+    of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derived_seed(*key))
-        yield
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(of_numpy)
+            random.setstate(of_python)

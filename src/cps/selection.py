@@ -4,9 +4,10 @@ A selector may keep numbers about a task (`observe`), computed from its training
 never the images. Images come in groups that are assumed to share a task; a group of one assumes nothing.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from torch import Tensor
 from cps.evidence import Evidence, Outputs
 from cps.plain import setting
 from cps.subnetwork import Subnetwork
+
+log = logging.getLogger(__name__)
 
 Statistics = dict[str, Tensor]
 
@@ -42,6 +45,27 @@ class Selector(Protocol):
 
         `statistics[t]` is what `observe` returned for task t; `groups[i]` is the group of image i, from 0.
         """
+        ...
+
+
+@runtime_checkable
+class GraphSelector(Protocol):
+    """A selector that an exported graph can hold: `alone` scores each image by itself, shape (N, tasks).
+
+    What can be computed beforehand from the stored numbers is done once, by `ready`.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the selector is called."""
+        ...
+
+    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the numbers that `alone` needs."""
+        ...
+
+    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
+        """Return scores as a function of features, logits and numbers; control flow must not depend on them."""
         ...
 
 
@@ -153,23 +177,30 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
         raise ValueError(f"group_size must be at least 1, got {group_size}")
     if group_size != int(group_size):
         raise ValueError(f"group_size is a number of images, got {group_size}")
-    return torch.arange(images, device=device) // group_size
+    return torch.arange(images, device=device) // int(group_size)
 
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the task of each image: the one that scores highest for its group."""
-    return task_scores(selector, evidence, statistics, groups).argmax(dim=1)[groups]
+    scores = task_scores(selector, evidence, statistics, groups)
+    if scores.isnan().any():
+        log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
+    return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)[groups]
 
 
 def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the selector's scores (groups, tasks); say it in plain words if it has not seen some task."""
     try:
-        return selector(evidence, statistics, groups)
+        scores = selector(evidence, statistics, groups)
     except KeyError as error:
         raise ValueError(
             f"{selector.name} has kept no {error} about some task; a selector must be among the learner's selectors "
             "when a task is learned"
-        ) from None
+        ) from error
+    expected = _number_of(groups), len(evidence)
+    if tuple(scores.shape) != expected:
+        raise ValueError(f"{selector.name} must return scores (groups, tasks) {expected}, got {tuple(scores.shape)}")
+    return scores
 
 
 def _number_of(groups: Tensor) -> int:

@@ -126,6 +126,8 @@ def _check_loss(loss: Any) -> None:
         signature(loss.forward if isinstance(loss, nn.Module) else loss).bind("features", "logits", "labels")
     except (TypeError, ValueError):
         raise TypeError(f"a loss is a function of features, logits and labels, got {loss!r}") from None
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise ValueError("the loss has parameters of its own, which nothing would train; give it fixed numbers")
 
 
 def scaled(training: Training, scale: float) -> Training:

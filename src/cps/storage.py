@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,7 +33,8 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
     with in_one_step(path) as partial:
         save_file(plain, partial, metadata)
-        with partial.open("rb") as file:
+        with partial.open("r+b") as file:
+            _put_in_order(file)
             os.fsync(file.fileno())
     _sync_folder(path.parent)
 
@@ -160,6 +161,17 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[name] = value.clone() if place in seen else value
         seen.add(place)
     return apart
+
+
+def _put_in_order(file: BinaryIO) -> None:
+    """Sort the metadata of a safetensors file, which it writes in any order, so that equal models are equal files."""
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size))
+    ordered = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    content = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+    if len(content) == size:
+        file.seek(8)
+        file.write(content)
 
 
 def _sha(text: str) -> str:
