@@ -263,3 +263,20 @@ def test_a_data_set_that_augments_by_numpy_or_python_gives_the_same_bits_for_the
         assert (np.random.get_state()[1] == before[0]).all()
         assert random.getstate() == before[1]
     assert found[0] == found[1] != found[2]
+
+
+def test_going_on_with_parts_that_no_file_can_hold_is_told(make_learner, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
+    path = tmp_path / "checkpoint.safetensors"
+
+    def own(backbone, masks, batches):
+        return masks
+
+    def stop(at):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_learner(pruner=own, watch=stop).learn(make_task(), checkpoint=path)
+    make_learner(pruner=own).learn(make_task(), checkpoint=path)
+    assert "knows your own pruner only by how it prints" in caplog.text
+    assert "train" not in caplog.text

@@ -1,5 +1,6 @@
 """Checkpoints: everything that training needs to go on after a crash, as a safetensors file."""
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -97,6 +98,11 @@ class Checkpoint:
                 f"the checkpoint '{self.path}' is of other work (it differs in: {', '.join(differing)}); "
                 "repeat the call that made it, or delete it to start again"
             )
+        for name, value in wanted.get("settings", {}).items():
+            if '"type": null' in json.dumps(value):
+                log.warning(
+                    "a checkpoint knows your own %s only by how it prints; it goes on with what it is now", name
+                )
         self._since -= header.get("seconds", 0.0)
         return Saved(Position(*header["at"]), _under("value/", tensors), _optimizer_state(header, tensors))
 
