@@ -23,7 +23,7 @@ h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd;
 .cards .ceiling b { color: #3d8650; }
 table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: .9rem; }
 th, td { padding: .3rem .55rem; text-align: right; } td { white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
+th:first-child, td:first-child, .words { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
 tbody tr:nth-child(even) { background: #f6f8fa; }
 figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }
 figcaption { color: #555; font-size: .92rem; }
@@ -174,9 +174,15 @@ def _facts(run: Results) -> str:
 
 
 def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    """Return a table, columns of words to the left and those of numbers to the right."""
+    are_words = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)] or [True] * len(head)
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        kinds = [' class="words"' if is_words else "" for is_words in are_words]
+        return "".join(f"<{tag}{kind}>{html.escape(c)}</{tag}>" for kind, c in zip(kinds, cells, strict=True))
+
+    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
+    return f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _picture(figure: Figure, caption: str) -> str:
