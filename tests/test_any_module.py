@@ -212,6 +212,65 @@ def test_a_backbone_that_returns_more_in_training_is_refused_before_training(mak
         make_learner(InTraining()).learn(make_task(0))
 
 
+class Uncalled(nn.Module):
+    """Reads the weight of a layer without calling it."""
+
+    def __init__(self):
+        super().__init__()
+        self.called, self.read = nn.Linear(72, 16), nn.Linear(16, 8)
+
+    def forward(self, images):
+        return nn.functional.linear(self.called(images.flatten(1)).relu(), self.read.weight)
+
+
+def swin():
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    backbone = SwinTransformer([2, 2], 16, [1, 1], [2, 2], [2, 2], stochastic_depth_prob=0.0)
+    backbone.head = nn.Identity()
+    return nn.Sequential(nn.Conv2d(2, 3, 1), nn.Upsample(16), backbone)
+
+
+@pytest.mark.filterwarnings("ignore:.*layers without masks")
+@pytest.mark.parametrize(("make", "name"), [(Uncalled, "read.weight"), (swin, "2.features.1.0.attn.qkv.weight")])
+def test_weights_that_are_read_without_calling_their_layer_are_private(make_learner, tmp_path, caplog, make, name):
+    torch.manual_seed(0)
+    learner = make_learner(make())
+    learner.learn(make_task(0))
+    assert f"'{name}' (" in caplog.text
+    assert name in learner.network.parts.private
+    assert name not in learner.network.weights
+    before = learner.fingerprint(0)
+    learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
+    own = [subnetwork.private[name] for subnetwork in learner.network.subnetworks]
+    assert not torch.equal(*own)
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", make(), fabric=learner.fabric)
+    assert loaded.fingerprint(0) == before
+    loaded.learn(make_task(20))
+    assert loaded.fingerprint(0) == before
+
+
+def test_a_backbone_that_calls_no_layer_is_refused_and_one_that_failed_starts_anew(make_learner):
+    class Nothing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read = nn.Linear(72, 8)
+
+        def forward(self, images):
+            return nn.functional.linear(images.flatten(1), self.read.weight)
+
+    with pytest.raises(ValueError, match="no layer is called, so nothing can be pruned; call 'read'"):
+        make_learner(Nothing()).learn(make_task(0))
+    learner = make_learner(Uncalled(), watch=lambda at: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(make_task(0))
+    learner.watch = None
+    learner.learn(make_task(0))
+    assert "read.weight" in learner.network.parts.private
+
+
 class InPlace(nn.Module):
     """Works in place on its input."""
 

@@ -1,5 +1,6 @@
 """Intake: a task is looked at closely before anything is learned from it."""
 
+import logging
 import math
 from functools import partial
 
@@ -8,10 +9,12 @@ from torch import Tensor
 
 from cps.data import Examples, as_examples
 from cps.network import SharedNetwork
-from cps.probe import check_references, count_features
+from cps.probe import check_references, first_pass
 from cps.scenario import Task
 from cps.subnetwork import local_labels
 from cps.views import Look, Views, check_views
+
+log = logging.getLogger(__name__)
 
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
@@ -56,11 +59,24 @@ def first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     check_shape(shape, network)
     check_views(shape, views.turns, views.mirrors)
     pixels = network.pixels(images)
-    features = count_features(network.backbone, network.parts.shared, pixels)
+    passed = first_pass(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
         check_references(network.backbone, pixels)
+        if passed.uncalled:
+            _keep_apart(passed.uncalled, network)
     network.input_shape = network.input_shape or shape
-    return features
+    return passed.features
+
+
+def _keep_apart(names: list[str], network: SharedNetwork) -> None:
+    """Give each task its own copy of weights that are read without calling their layer."""
+    if len(names) == len(network.weights):
+        raise ValueError(f"no layer is called, so nothing can be pruned; call '{names[0].removesuffix('.weight')}'")
+    log.warning(
+        "'%s' (%d in all) is read without calling its layer, so it cannot be pruned; every task keeps its own copy",
+        names[0], len(names),
+    )  # fmt: skip
+    network.make_private(names)
 
 
 def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:

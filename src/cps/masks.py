@@ -64,8 +64,8 @@ def check_smaller(masks: Masks, before: Masks) -> None:
 
 def first_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
     """Return the name of a weight that has another value where its mask is on; None if there is none."""
-    for name, mask in masks.items():
-        if not torch.equal(torch.where(mask, before[name], 0.0), torch.where(mask, after[name], 0.0)):
+    for name, value in after.items():
+        if not torch.equal(torch.where(masks[name], before[name], 0.0), torch.where(masks[name], value, 0.0)):
             return name
     return None
 

@@ -56,6 +56,9 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Give a new network the weights and subnetworks of a model file, checking every tensor."""
+    network.make_private([name for name in network.weights if f"initial/{name}" in tensors])
+    if not network.weights:
+        raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
     reader = _Reader(path, tensors)
     weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in network.weights.items()}
     initial = {

@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +16,7 @@ from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
 from cps.masks import first_moved, full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
-from cps.partition import Parts, named_tensors, own_memory, partition, put_channels_last
+from cps.partition import Parts, move_all, named_tensors, own_memory, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
 from cps.storage import digest
 from cps.subnetwork import Fingerprint, Subnetwork
@@ -66,17 +66,17 @@ class SharedNetwork:
             for name, value in self.weights.items()
         }
         for tensors in (self.initial, self.taken):
-            _move(tensors, device)
+            move_all(tensors, device)
         for subnetwork in self.subnetworks:
             for tensors in (subnetwork.masks, subnetwork.private, subnetwork.head):
-                _move(tensors, device)
+                move_all(tensors, device)
             for statistics in subnetwork.statistics.values():
-                _move(statistics, device)
+                move_all(statistics, device)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved."""
-        before = {**self.weights}, self.taken, [*self.subnetworks], self.input_shape
+        before = {**self.weights}, self.taken, [*self.subnetworks], self.input_shape, self.initial, self.parts
         try:
             with self._in_use, torch.inference_mode(False), torch.enable_grad():
                 yield
@@ -84,9 +84,16 @@ class SharedNetwork:
             if moved is not None:
                 raise RuntimeError(f"sealed weights of '{moved}' would have moved; nothing was learned")
         except BaseException:
-            self.weights, self.taken, self.subnetworks, self.input_shape = before
+            self.weights, self.taken, self.subnetworks, self.input_shape, self.initial, self.parts = before
             self.forget_small_networks()
             raise
+
+    def make_private(self, names: Collection[str]) -> None:
+        """Let every task have its own copy of some weights, before any is learned."""
+        self.parts = self.parts.with_private(names)
+        self.initial = {**self.initial, **{name: self.weights[name] for name in names}}
+        self.weights = {name: value for name, value in self.weights.items() if name not in names}
+        self.taken = {name: value for name, value in self.taken.items() if name not in names}
 
     def forget_small_networks(self) -> None:
         """Make small networks anew when they are next asked for."""
@@ -251,8 +258,3 @@ class SharedNetwork:
         head = {f"head {name}": value for name, value in subnetwork.head.items()}
         mirrors = " and mirror images" if subnetwork.mirrors else ""
         return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes) + mirrors)
-
-
-def _move(tensors: dict[str, Tensor], device: torch.device) -> None:
-    for name, value in tensors.items():
-        tensors[name] = value.to(device)

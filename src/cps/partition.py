@@ -5,7 +5,7 @@ copy per task: everything else (norm layers with their statistics, biases, embed
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +25,10 @@ class Parts:
 
     shared: tuple[str, ...]
     private: tuple[str, ...]
+
+    def with_private(self, names: Collection[str]) -> "Parts":
+        """Return the parts with some of the shared ones private."""
+        return Parts(tuple(name for name in self.shared if name not in names), (*self.private, *names))
 
 
 def partition(backbone: nn.Module) -> Parts:
@@ -46,6 +50,12 @@ def put_channels_last(module: nn.Module) -> nn.Module:
         if value.ndim == 4:
             value.data = value.data.contiguous(memory_format=torch.channels_last)
     return module
+
+
+def move_all(tensors: dict[str, Tensor], device: torch.device) -> None:
+    """Move tensors to a device, in place of those that were there."""
+    for name, value in tensors.items():
+        tensors[name] = value.to(device)
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

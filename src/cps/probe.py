@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,21 @@ from cps.partition import named_tensors, set_tensors
 CLOSE = 1e-3  # how far features may be off, of the largest
 
 
-@torch.no_grad()
-def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> int:
-    """Return how many features the backbone gives; raise `ValueError` if it cannot be used on such images.
+class Passed(NamedTuple):
+    """What a first pass shows: the number of features, and the weights that are read without calling their layer.
 
-    Every shared layer must run: a weight that no signal reaches cannot be scored for pruning.
+    No signal is seen to enter those layers, so the weights cannot be scored for pruning.
+    """
+
+    features: int
+    uncalled: list[str]
+
+
+@torch.no_grad()
+def first_pass(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> Passed:
+    """Pass some images through a backbone whose shared weights have these names.
+
+    Raise `ValueError` if it cannot be used on such images, or if a layer is there for nothing.
     """
     ran: set[str] = set()
     shapes = {name: value.shape for name, value in named_tensors(backbone).items()}
@@ -37,12 +48,6 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
         for handle in handles:
             handle.remove()
     idle = [name for name in names if name not in ran]
-    if idle:
-        layer = idle[0].removesuffix("weight").removesuffix(".")
-        raise ValueError(
-            f"layer '{layer}' did not run when an image passed the backbone; remove it, or, where its weight is read "
-            "without calling it, call it: the signal that enters a layer is what pruning looks at"
-        )
     for name, value in named_tensors(backbone).items():
         if shapes.get(name) != value.shape:
             raise ValueError(f"the backbone makes '{name}' when it runs; run it once on an image before you pass it")
@@ -60,7 +65,12 @@ def count_features(backbone: nn.Module, names: Sequence[str], pixels: Tensor) ->
             "the backbone gives the same images other features each time, in eval mode too; a dropout that stays on or "
             "a state outside its buffers would make it forget"
         )
-    return features.shape[1]
+    for name in idle:
+        shaken = functional_call(backbone, {name: _shaken(named_tensors(backbone)[name])}, (pixels.clone(),))
+        if torch.equal(shaken, features):
+            layer = name.removesuffix("weight").removesuffix(".")
+            raise ValueError(f"layer '{layer}' did not run when an image passed the backbone; remove it")
+    return Passed(features.shape[1], idle)
 
 
 @torch.no_grad()
