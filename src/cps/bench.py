@@ -202,11 +202,9 @@ class Run:
         if not note.exists() and self.fabric.is_global_zero:
             write_json(note, {**mine, "seconds": 0.0})
         self.fabric.barrier()
-        found = json.loads(note.read_text())
-        pairs = [(key, value, found.get(key, value)) for key, value in mine.items() if key != "settings"]
-        settings = found.get("settings", mine["settings"])
-        pairs += [(key, value, settings.get(key, value)) for key, value in mine["settings"].items()]
-        differing = [f"{key} {before}" for key, value, before in pairs if before != value]
+        found, mine = (known | known.get("settings", {}) for known in (json.loads(note.read_text()), mine))
+        names = [name for name in mine if name != "settings" and found.get(name, mine[name]) != mine[name]]
+        differing = [f"{name} {found[name]}" for name in names]
         if differing:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
