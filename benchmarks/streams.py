@@ -23,7 +23,7 @@ from cps.recipes import RECIPES
 from cps.selection import select
 from cps.storage import write_text
 
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)
+RATES = (0.001, 0.002, 0.005, 0.02, 0.05, 0.2, 0.5, 0.9)  # mostly others than those that a stream assumes
 DRAWS = 5  # streams at each rate
 REJECT = (0.01, 0.05, 0.1, 0.2)
 
