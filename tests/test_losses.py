@@ -95,3 +95,17 @@ def test_a_loss_is_kept_in_the_model_file(make_learner, tmp_path):
 def test_numbers_that_make_no_sense_are_refused(wrong):
     with pytest.raises(ValueError, match="temperature"):
         cps.Contrastive(**wrong)
+
+
+def test_a_model_learned_with_your_own_loss_is_loaded_once_it_is_given(make_learner, tmp_path):
+    def own(features, logits, labels):
+        return nn.functional.cross_entropy(logits, labels)
+
+    training = cps.Training(1, loss=own)
+    learner = make_learner(train=training, retrain=training)
+    learner.learn(make_task(0))
+    learner.save(tmp_path / "model.cps")
+    with pytest.raises(ValueError, match=r"was learned with train <function .*own>; pass train=... to load it"):
+        cps.load(tmp_path / "model.cps", conv_net())
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), train=training, retrain=training, fabric=learner.fabric)
+    assert loaded.fingerprint(0) == learner.fingerprint(0)

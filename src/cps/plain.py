@@ -41,10 +41,10 @@ def encode(value: Any) -> Any:
     if _TYPES.get(type(value).__name__) is type(value):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
-    return {"type": None, "was": in_words(repr(value))[:200]}
+    return {"type": None, "was": printed(repr(value))[:200]}
 
 
-def in_words(value: Any) -> str:
+def printed(value: Any) -> str:
     """Return how something prints, without the address that it may print with, which is no identity."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
@@ -61,6 +61,9 @@ def decode(value: Any) -> Any:
     if kind is None:
         return Unknown(str(value["type"]))
     fields = {name: decode(item) for name, item in value.items() if name != "type"}
+    lost = [was for item in fields.values() for was in unknown_in(item)]
+    if lost:
+        return Unknown(lost[0])
     try:
         return kind(**fields)
     except (TypeError, ValueError) as error:
@@ -71,8 +74,4 @@ def unknown_in(value: Any) -> list[str]:
     """Return what could not be restored of a decoded setting, as it printed."""
     if isinstance(value, Unknown):
         return [value.was]
-    if isinstance(value, tuple):
-        return [was for item in value for was in unknown_in(item)]
-    if dataclasses.is_dataclass(value):
-        return [was for f in dataclasses.fields(value) for was in unknown_in(getattr(value, f.name))]
-    return []
+    return [was for item in value for was in unknown_in(item)] if isinstance(value, tuple) else []
