@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,8 @@ from cps.learner import Learner
 from cps.loading import load
 from cps.lock import locked
 from cps.machine import describe_device, versions
-from cps.plain import in_words
+from cps.observation import unobserved
+from cps.plain import printed
 from cps.progress import Progress
 from cps.recipes import Recipe
 from cps.report import write_report
@@ -119,9 +120,8 @@ class Run:
         settings = {**self.recipe.learner_settings(), "seed": self.seed}
         if model.exists():
             learner = load(model, backbone, **settings, fabric=self.fabric)
-            for selector in learner.selectors:
-                if any(selector.name not in known.statistics for known in learner.network.subnetworks):
-                    raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
+            for selector, _ in unobserved(learner.selectors, learner.network):
+                raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
         else:
             learner = Learner(backbone, **settings, fabric=self.fabric)
         learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
@@ -222,13 +222,14 @@ class Run:
 
     def _settings(self) -> dict[str, str]:
         """Return how a task is learned and pruned, in words."""
-        names = ("pruner", "augment", "views", "normalize", "prune_images", "capacity")
-        settings = {name: getattr(self.recipe, name) for name in names}
+        settings = self.recipe.learner_settings()
+        for apart in ("rounds", "selectors"):  # the one is said beside these, the others change nothing that is learned
+            del settings[apart]
         for phase in ("train", "retrain"):
-            training = getattr(self.recipe, phase)
-            parts = ("optimizer", "schedule", "batch_size", "loss")
+            training = settings.pop(phase)
+            parts = [field.name for field in fields(training) if field.name != "epochs"]
             settings |= {f"{phase}: {part}": getattr(training, part) for part in parts}
-        return {name: in_words(value) for name, value in settings.items()}
+        return {name: printed(value) for name, value in settings.items()}
 
     def _clock(self, seconds: float = 0.0) -> float:
         """Add to the time spent learning, over all calls, and return it."""

@@ -1,6 +1,5 @@
 """Checkpoints: everything that training needs to go on after a crash, as a safetensors file."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from cps import storage
 from cps.data import Examples
 from cps.devices import precision_of
 from cps.network import SharedNetwork
+from cps.plain import decode, unknown_in
 from cps.scenario import Task
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Checkpoint:
                 "repeat the call that made it, or delete it to start again"
             )
         for name, value in wanted.get("settings", {}).items():
-            if '"type": null' in json.dumps(value):
+            if unknown_in(decode(value)):
                 log.warning(
                     "a checkpoint knows your own %s only by how it prints; it goes on with what it is now", name
                 )

@@ -13,13 +13,11 @@ def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
     """Return the runs of each recipe that were trained alike, and what they measured with mirror images apart."""
     same_recipe = {run["recipe"]: [other for other in runs if other["recipe"] == run["recipe"]] for run in runs}
     differing = {recipe: _differing(same) for recipe, same in same_recipe.items()}
-
-    def kind(run: Results) -> str:
-        return ", ".join([_kind(run), *(f"{name} {run['settings'][name]}" for name in differing[run["recipe"]])])
+    kinds = {recipe: {_kind(run, differing[recipe]) for run in same} for recipe, same in same_recipe.items()}
 
     def name_of(run: Results) -> str:
-        kinds = {kind(other) for other in same_recipe[run["recipe"]]}
-        return run["recipe"] if len(kinds) == 1 else f"{run['recipe']} ({kind(run)})"
+        recipe = run["recipe"]
+        return recipe if len(kinds[recipe]) == 1 else f"{recipe} ({_kind(run, differing[recipe])})"
 
     groups: dict[str, list[Results]] = {}
     for run in runs:
@@ -46,8 +44,9 @@ def _differing(runs: Sequence[Results]) -> list[str]:
     return [name for name in names if len({run["settings"].get(name) for run in runs}) > 1]
 
 
-def _kind(run: Results) -> str:
-    return f"{len(run['classes_per_task'])} tasks, {training_of(run)}"
+def _kind(run: Results, settings: Sequence[str]) -> str:
+    words = [f"{len(run['classes_per_task'])} tasks", training_of(run)]
+    return ", ".join([*words, *(f"{name} {run['settings'].get(name)}" for name in settings)])
 
 
 def mean_and_spread(values: Sequence[float]) -> str:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+CLOSE = 1e-3  # how far features may be off, of the largest
+
 
 class Outputs(NamedTuple):
     """What one subnetwork says about some images: features (N, d) and logits (N, classes)."""
@@ -44,3 +46,8 @@ class Evidence(Sequence[Outputs]):
     def until(self, tasks: int) -> "Evidence":
         """Return the evidence as it was when only the first `tasks` tasks were learned."""
         return Evidence(self.ask, tasks)
+
+
+def are_close(found: Tensor, expected: Tensor, share: float = CLOSE) -> bool:
+    """Say whether features are off by no more than a share of the largest."""
+    return bool((found - expected).abs().max() <= share * expected.abs().max())

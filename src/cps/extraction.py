@@ -18,7 +18,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.capture import first_line
 from cps.devices import full_precision
-from cps.evidence import Outputs
+from cps.evidence import Outputs, are_close
 from cps.partition import set_tensors
 from cps.pixels import Prepare
 from cps.subnetwork import Subnetwork
@@ -37,19 +37,9 @@ CHANNELWISE_FUNCTIONS = {
     F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.elu, F.leaky_relu, torch.relu_,
     "relu", "relu_", "sigmoid", "tanh", "clamp", "contiguous",
 }  # fmt: skip
-CLOSE = 1e-3  # how far features may be off, of the largest
 COMBINING = {
-    operator.add,
-    operator.iadd,
-    torch.add,
-    operator.mul,
-    operator.imul,
-    torch.mul,
-    "add",
-    "add_",
-    "mul",
-    "mul_",
-}
+    operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
+}  # fmt: skip
 
 
 class Standalone(nn.Module):
@@ -98,7 +88,7 @@ def extracted(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -
             raise ValueError("it changes its input in place, which small networks share")
         small = _shrunk(traced(copy.deepcopy(baked)), pixels)
         with full_precision():
-            if (small(pixels) - expected).abs().max() <= CLOSE * expected.abs().max():
+            if are_close(small(pixels), expected):
                 return small
         reason = "the small network computes something else"
     except Exception as error:  # whatever a module's forward does while it is traced

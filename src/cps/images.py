@@ -62,5 +62,6 @@ def _as_image(item: Any) -> Tensor:
 
 def side_of(shape: Sequence[int] | None) -> int | None:
     """Return the side in pixels of images that are colour squares (3, n, n); None if they are something else."""
-    is_square = shape is not None and len(shape) == 3 and shape[0] == 3 and shape[1] == shape[2]
-    return shape[1] if is_square and shape is not None else None
+    if shape is None or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
+        return None
+    return shape[1]

@@ -15,6 +15,7 @@ from cps.forms import SETTINGS, check_forms
 from cps.learner import Learner
 from cps.modelfile import fill, read_model
 from cps.network import SharedNetwork
+from cps.observation import unobserved
 from cps.plain import unknown_in
 from cps.selection import Selector, select
 from cps.storage import FileError
@@ -45,7 +46,7 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
     learner.network.to(learner.fabric.device)
     check_familiarity(learner.network, path)
     for selector in learner.selectors:
-        if all(selector.name in subnetwork.statistics for subnetwork in learner.network.subnetworks):
+        if not any(unobserved([selector], learner.network)):
             _check_statistics(learner, selector, path)
     return learner
 

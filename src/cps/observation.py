@@ -1,7 +1,7 @@
 """Observation: what is kept about a task that has just been sealed. Numbers, never images."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,15 +36,22 @@ def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     return tuple(selectors)
 
 
-def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> None:
-    """Refuse a selector that needs numbers about earlier tasks which were not kept."""
+def unobserved(selectors: Sequence[Selector], network: SharedNetwork) -> Iterator[tuple[Selector, int]]:
+    """Yield each selector with the index of each task that it has kept nothing about, not even an empty dict."""
     for selector in selectors:
         for index, subnetwork in enumerate(network.subnetworks):
-            if hasattr(selector, "without") and selector.name not in subnetwork.statistics:
-                raise ValueError(
-                    f"{selector.name} has kept no numbers about task {index}; it must be among the learner's selectors "
-                    "from the first task on"
-                )
+            if selector.name not in subnetwork.statistics:
+                yield selector, index
+
+
+def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> None:
+    """Refuse a selector that needs numbers about earlier tasks which were not kept."""
+    for selector, index in unobserved(selectors, network):
+        if hasattr(selector, "without"):
+            raise ValueError(
+                f"{selector.name} has kept no numbers about task {index}; it must be among the learner's selectors "
+                "from the first task on"
+            )
 
 
 def _as_numbers(kept: Statistics, name: str) -> Statistics:

@@ -26,9 +26,7 @@ class Normalize:
         """Return the normalised images."""
         if images.shape[1] != len(self.mean):
             raise ValueError(f"expected images of {len(self.mean)} channels to normalise, got {images.shape[1]}")
-        shape = (1, -1, *(1 for _ in images.shape[2:]))
-        mean, std = (_on_device(values, images.device, images.dtype) for values in (self.mean, self.std))
-        return (images - mean.reshape(shape)) / std.reshape(shape)
+        return _normalised(images, *(_on_device(v, images.device, images.dtype) for v in (self.mean, self.std)))
 
     def as_layer(self, device: torch.device) -> "NormalizeLayer":
         """Return the same as a layer."""
@@ -69,8 +67,13 @@ class NormalizeLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the normalised images."""
-        shape = (1, -1, *(1 for _ in images.shape[2:]))
-        return (images - self.mean.reshape(shape)) / self.std.reshape(shape)
+        return _normalised(images, self.mean, self.std)
+
+
+def _normalised(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return images of any rank, by the mean and the deviation of each channel."""
+    shape = (1, -1, *(1 for _ in images.shape[2:]))
+    return (images - mean.reshape(shape)) / std.reshape(shape)
 
 
 def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
