@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
+from cps.devices import full_precision
 from cps.draft import Draft
 
 
@@ -614,3 +615,48 @@ def test_an_image_and_its_mirror_image_get_the_same_answer_where_both_are_looked
         learner.learn(make_task(0))
         first, second = (learner.evidence(seen)[0].logits for seen in (images, images.flip(-1)))
         assert torch.allclose(first, second, atol=1e-4) == is_same
+
+
+def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner):
+    plain, other = make_learner(), make_learner()
+    plain.learn(make_task(0))
+    before = plain.fingerprint(0)
+    with torch.autocast(plain.network.device.type, torch.bfloat16):
+        assert plain.fingerprint(0) == before
+        other.learn(make_task(0))
+    assert other.fingerprint(0) == before
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = make_learner(conv_net().float())
+        wide.learn(make_task(0))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert wide.network.subnetworks[0].head["weight"].dtype == torch.float32
+
+
+@pytest.mark.filterwarnings("ignore:.*of the backbone's")
+def test_a_backbone_that_looks_its_input_up_in_a_table_has_a_fingerprint(make_learner):
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layer = nn.Embedding(20, 8), nn.Linear(8, 16)
+
+        def forward(self, words):
+            return self.layer(self.table(words.long()).mean(dim=1)).relu()
+
+    words = torch.randint(0, 20, (24, 5), generator=torch.Generator().manual_seed(0))
+    learner = make_learner(Words())
+    learner.learn(cps.Task([0, 1], train=(words, [0, 1] * 12)))
+    before = learner.fingerprint(0)
+    learner.learn(cps.Task([2, 3], train=(words.flip(1), [2, 3] * 12)))
+    assert learner.fingerprint(0) == before
+
+
+def test_an_extracted_subnetwork_sees_bytes_as_the_learner_does(make_learner):
+    images, labels = make_task(0).train
+    pictures = (images.clamp(-2, 2) * 60 + 128).to(torch.uint8)
+    learner = make_learner(normalize=cps.Normalize([0.5, 0.4], [0.2, 0.3]))
+    learner.learn(cps.Task([0, 1], train=(pictures, labels)))
+    expected = learner.evidence(pictures)[0].logits
+    with full_precision():
+        torch.testing.assert_close(learner.extract(0)(pictures.to(expected.device)), expected, rtol=1e-3, atol=1e-4)

@@ -357,3 +357,60 @@ def test_a_loss_with_parameters_is_refused():
 
     with pytest.raises(ValueError, match="parameters of its own"):
         cps.Training(1, loss=Learned())
+
+
+def test_weights_that_the_last_step_ruins_are_not_sealed(make_learner):
+    once = cps.Training(1, cps.SGD(1e38, momentum=0), batch_size=64)
+    learner = make_learner(train=once, rounds=0)
+    with pytest.raises(FloatingPointError, match="lower the learning rate"):
+        learner.learn(make_task(0))
+    assert learner.network.subnetworks == []
+
+
+def test_statistics_that_are_no_numbers_are_not_kept(make_learner):
+    class Ruined(cps.MaxOutput):
+        def observe(self, subnetwork, evidence, labels, earlier):
+            return {"mean": torch.tensor([0.0, torch.nan])}
+
+    learner = make_learner(selectors=[Ruined()])
+    with pytest.raises(FloatingPointError, match="MaxOutput would keep NaN as 'mean'"):
+        learner.learn(make_task(0))
+    assert learner.network.subnetworks == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cps.Training(1, 0.01), r"optimizer is an object such as cps.SGD\(0.1\), or a function, got 0.01"),
+        (lambda: cps.Training(1, cps.Adam), "optimizer is an object such as"),
+        (lambda: cps.Training(1, cps.Adam(), "cosine"), r"schedule is an object such as cps.Cosine\(\)"),
+        (lambda: cps.setting(type("Mine", (), {})), "a setting is a dataclass"),
+        (lambda: cps.Task("ab", train=(IMAGES, LABELS)), "classes are a list of names"),
+        (lambda: cps.Learner(conv_net(), rounds="3"), "rounds cannot be '3'; it is a whole number, 0 or more"),
+    ],
+)
+def test_what_could_only_fail_later_is_refused_when_it_is_made(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_single_image_and_odd_numbers_are_refused_in_words(learned):
+    with pytest.raises(ValueError, match=r"one image is image\[None\]"):
+        learned.predict(IMAGES[0])
+    with pytest.raises(TypeError, match="a task is a number"):
+        learned.predict(IMAGES, task=True)
+    with pytest.raises(ValueError, match="group_size is a number of images, 1 or more, got '2'"):
+        learned.predict(IMAGES, group_size="2")
+    with pytest.raises(ValueError, match=r"precision '64-true' cannot be used; there are: 32-true"):
+        cps.make_fabric(precision="64-true")
+
+
+def test_answers_can_be_compared_without_an_error(learned):
+    assert learned.predict(IMAGES) != learned.predict(IMAGES)
+    assert make_task(0) != make_task(0)
+
+
+def test_learning_leaves_the_users_images_without_gradients(make_learner):
+    images = IMAGES.clone().requires_grad_()
+    make_learner().learn(cps.Task([10, 11], train=(images, LABELS)))
+    assert images.grad is None

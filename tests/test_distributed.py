@@ -13,7 +13,11 @@ import cps
 
 SCRIPT = str(Path(__file__).parent / "distributed_run.py")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+}
 
 
 def run(command, folder):

@@ -320,7 +320,7 @@ MISTAKES = {
     "is not a safetensors file": ["learn", "january", "--model", "new.cps", "--weights", "parts.cps.broken"],
     "there is no file of weights": ["learn", "january", "--model", "new.cps", "--weights", "nowhere"],
     "no accelerator 'abacus'": ["learn", "january", "--model", "new.cps", "--accelerator", "abacus"],
-    "no precision '7-bit'": ["learn", "january", "--model", "new.cps", "--precision", "7-bit"],
+    "precision '7-bit' cannot be used": ["learn", "january", "--model", "new.cps", "--precision", "7-bit"],
     "is a file; a folder is needed": ["learn", "parts.cps", "--model", "new.cps"],
     "is a folder, not a file": ["learn", "january", "--model", "february"],
     "february' is a folder, not a file": ["inspect", "february"],

@@ -41,6 +41,8 @@ def test_negative_control_a_transposed_matrix_gives_other_numbers():
     whole = np.array([[90.0, 10.0, 10.0], [80.0, 70.0, 10.0], [60.0, 50.0, 40.0]])
     assert average_accuracy(whole) == pytest.approx(50)
     assert average_accuracy(whole.T) == pytest.approx(20)
+    assert average_incremental_accuracy(whole) == pytest.approx((90 + 75 + 50) / 3)
+    assert average_incremental_accuracy(whole.T) == pytest.approx((90 + 40 + 20) / 3)
 
 
 def test_the_summary_is_plain_data_without_nan():

@@ -306,3 +306,52 @@ def test_equal_models_are_equal_files(learned, tmp_path):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
     assert storage.read(tmp_path / "one", "test")[0] == {"b": 1, "a": 2}
+
+
+def test_of_two_who_write_a_file_at_once_the_last_one_wins_whole(tmp_path):
+    path = tmp_path / "file"
+    with storage.in_one_step(path) as first:
+        first.write_text("the first")
+        with storage.in_one_step(path) as second:
+            second.write_text("the second one")
+        assert path.read_text() == "the second one"
+    assert path.read_text() == "the first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_but_nothing_of_one_at_work(tmp_path):
+    path, machine = tmp_path / "model.cps", storage._machine()
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left = tmp_path / f".model.cps.{machine}-{int(gone.stdout)}-abcdef.partial"
+    others = [tmp_path / f".model.cps.{machine}-{os.getpid()}-abcdef.partial", tmp_path / ".model.cps.f00-1-a.partial"]
+    for file in (left, *others):
+        file.touch()
+    storage.write_text(path, "text")
+    assert set(tmp_path.iterdir()) == {path, *others}
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_called_damaged(learned, tmp_path, monkeypatch):
+    path = tmp_path / "model.cps"
+    path.write_bytes(learned[1].read_bytes())
+    checked, calls = storage._checked_header, []
+
+    def replacing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            other = tmp_path / "other"
+            storage.write(other, "model", {}, {"one": torch.ones(3)})
+            other.replace(path)
+            raise storage.FileError("parts of both")
+        return checked(*arguments)
+
+    monkeypatch.setattr(storage, "_checked_header", replacing)
+    assert list(storage.read(path, "model")[1]) == ["one"]
+    assert len(calls) == 2
+
+
+def test_notes_that_are_not_plain_data_are_named_and_the_old_file_stays(make_learner, tmp_path):
+    learner = make_learner()
+    learner.learn(make_task(0)).notes["accuracy"] = float("nan")
+    with pytest.raises(ValueError, match="the note 'accuracy' of task 0 is not plain data"):
+        learner.save(tmp_path / "model.cps")
+    assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,7 @@ def test_negative_control_sealing_over_taken_weights_is_noticed(make_learner, mo
         learn_and_compare(learner)
     assert len(learner.network.subnetworks) == 1  # and the first is as it was
     learner.network.check_sealed()
-    monkeypatch.setattr("cps.network.first_moved", lambda *_: None)
+    monkeypatch.setattr("cps.transaction.first_moved", lambda *_: None)
     assert not learn_and_compare(make_learner())
 
 
@@ -165,7 +165,7 @@ def test_negative_control_a_seal_that_takes_only_the_last_masks_is_noticed(make_
 
     seal = SharedNetwork.seal
     monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
-    monkeypatch.setattr("cps.network.first_moved", lambda *_: None)
+    monkeypatch.setattr("cps.transaction.first_moved", lambda *_: None)
     assert not taken_only_grows(make_learner(rounds=3))
 
 

@@ -1,5 +1,6 @@
 """One image is enough: the cascade, streams, and images that were never learned."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from conftest import make_task
 from cps.cascade import _evened, _unpacked
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import _say_once, how_familiar
-from cps.selection import select
+from cps.selection import best_task, select
 from cps.stream import RATES, Stream
 from cps.subnetwork import Subnetwork
 
@@ -331,3 +332,40 @@ def test_a_covariance_of_a_wrong_size_is_refused_before_memory_is_taken():
     hostile = [{**statistics[0], "means": torch.zeros(2, 500_000)}, *statistics[1:]]
     with pytest.raises(ValueError, match="entries, got"):
         cps.Cascade()(evidence(0, TASKS, 3)[0], hostile, torch.arange(3))
+
+
+def test_an_image_without_a_sound_score_says_nothing_to_a_stream(learner):
+    class Unsure(cps.MaxOutput):
+        def __call__(self, evidence, statistics, groups):
+            scores = super().__call__(evidence, statistics, groups)
+            scores[1] = torch.nan
+            return scores
+
+    images = make_task(0).test[0][:6]
+    stream = learner.stream(selector=Unsure())
+    found = stream.predict(images).tasks
+    assert stream.tasks.isfinite().all()
+    assert torch.equal(found, learner.stream(selector=cps.MaxOutput()).predict(images).tasks)
+
+
+def test_a_call_that_is_refused_does_not_move_a_stream(learner):
+    stream = learner.stream()
+    stream.predict(make_task(0).test[0])
+    before = stream.tasks
+    with pytest.raises(ValueError, match="reject is the share"):
+        stream.predict(make_task(10).test[0], reject=2)
+    assert torch.equal(stream.tasks, before)
+
+
+def test_a_task_without_a_sound_score_is_not_selected():
+    scores = torch.tensor([[1.0, torch.nan], [torch.nan, -torch.inf], [0.0, 1.0]])
+    assert best_task(scores).tolist() == [0, 1, 1]
+
+
+def test_a_stream_starts_anew_when_a_task_was_forgotten(learner):
+    learner = copy.deepcopy(learner)
+    stream = learner.stream(selector=cps.MaxOutput())
+    stream.predict(make_task(0).test[0])
+    learner.forget(2)
+    stream.predict(make_task(0).test[0])
+    assert stream.tasks.shape == (2,)

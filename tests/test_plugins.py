@@ -254,10 +254,16 @@ def test_a_selector_that_forgets_wrongly_changes_no_numbers(make_learner):
         def without(self, statistics, task):
             return statistics
 
-    learner = make_learner(selectors=[Same()])
+    class Later(Same):
+        name = "Later"  # so that one of the two comes after, and one before, the cascade
+
+    learner = make_learner(selectors=[cps.Cascade(), Same(), Later()])
     for index in range(3):
         learner.learn(make_task(10 * index))
-    before = [dict(kept) for kept in learner.network.statistics("Counts")]
+    names = ("Cascade", "Counts", "Later")
+    before = {name: [dict(kept) for kept in learner.network.statistics(name)] for name in names}
     with pytest.raises(ValueError, match="Counts.without must return numbers about 2 tasks, got 3"):
         learner.forget(0)
-    assert all(a["counts"] is b["counts"] for a, b in zip(before, learner.network.statistics("Counts"), strict=True))
+    for name in names:
+        for old, new in zip(before[name], learner.network.statistics(name), strict=True):
+            assert all(old[key] is new[key] for key in old.keys() | new.keys())

@@ -15,7 +15,7 @@ import torch
 
 import cps
 from conftest import conv_net, make_task
-from cps import checkpoint
+from cps import checkpoint, storage
 
 
 def fingerprints(learner):
@@ -63,6 +63,7 @@ def test_an_interrupted_run_equals_an_uninterrupted_one_at_every_epoch(make_lear
         again.learn(make_task(10), checkpoint=path)
         assert len(seen) + len(more) == 6  # no epoch was done twice
         assert fingerprints(again) == fingerprints(whole)
+        assert storage.digest(again.network.weights) == storage.digest(whole.network.weights)  # free ones too
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(make_learner):
@@ -92,6 +93,16 @@ def test_a_checkpoint_of_other_work_is_refused(make_learner, tmp_path):
         make_learner(seed=5).learn(make_task(0), checkpoint=path)
     with pytest.raises(ValueError, match="classes"):
         make_learner().learn(make_task(20), checkpoint=path)
+    torch.manual_seed(0)
+    other = conv_net()
+    other[0].weight.data.mul_(2)
+    with pytest.raises(ValueError, match=r"differs in: earlier tasks\)"):
+        make_learner(other).learn(make_task(0), checkpoint=path)
+    torch.manual_seed(0)
+    other = conv_net()
+    other[1].weight.data.mul_(2)
+    with pytest.raises(ValueError, match=r"differs in: backbone\)"):
+        make_learner(other).learn(make_task(0), checkpoint=path)
 
 
 def test_a_damaged_checkpoint_costs_time_but_nothing_else(make_learner, tmp_path, caplog):

@@ -6,13 +6,15 @@ import pickle
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 import cps
-from conftest import ACCELERATOR, make_task
+from conftest import ACCELERATOR, conv_net, make_task
+from cps.devices import same_bits
 from cps.tracing import traced
 
 
@@ -40,7 +42,7 @@ def test_negative_control_without_taking_turns_answers_go_wrong(learner, monkeyp
 
     images = make_task(0).test[0].repeat(50, 1, 1, 1)
     right = [learner.network.whole_outputs([images], task).logits for task in range(3)]
-    learner.network._in_use = Free()
+    learner.network._turns = Free()
     meet = threading.Barrier(3)
     forward, seen = learner.network.backbone[0].forward, threading.local()
 
@@ -111,8 +113,92 @@ def test_copies_and_pickles_of_a_learner_predict_while_the_first_is_in_use(learn
     images = make_task(0).test[0]
     network, right = learner.network, learner.predict(images).classes
     copies = [copy.deepcopy(network), pickle.loads(pickle.dumps(network))]
-    with network._in_use, ThreadPoolExecutor(1) as pool:
+    with network.in_use(), ThreadPoolExecutor(1) as pool:
         for each in copies:
             again = copy.copy(learner)
             again.network = each
             assert pool.submit(again.predict, images).result(20).classes == right
+
+
+class Asking(cps.MaxOutput):
+    """Lets another thread ask while the task that was just sealed is looked at."""
+
+    def observe(self, subnetwork, evidence, labels, earlier):
+        self.ask()
+        return {"number": torch.tensor([1.0])}
+
+    def __call__(self, evidence, statistics, groups):
+        assert all("number" in kept for kept in statistics)
+        return super().__call__(evidence, statistics, groups)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_other_threads_see_a_task_whole_or_not_at_all(make_learner, tmp_path, fails):
+    selector = Asking()
+    learner, path, images = make_learner(selectors=[selector]), tmp_path / "model.cps", make_task(0).test[0]
+    object.__setattr__(selector, "ask", lambda: None)
+    learner.learn(make_task(0))
+    answers = []
+
+    def ask():
+        answers.append(len(learner.evidence(images)))
+        answers.append(learner.predict(images).tasks.max())
+        learner.save(path)
+        answers.append(len(cps.load(path, conv_net(), selectors=[selector], fabric=learner.fabric).network.subnetworks))
+
+    asked = threading.Thread(target=ask)
+
+    def start_asking():
+        asked.start()
+        asked.join(0.3)
+        if fails:
+            raise KeyboardInterrupt
+
+    object.__setattr__(selector, "ask", start_asking)
+    with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
+        learner.learn(make_task(10))
+    asked.join(60)
+    assert (answers[0], answers[2]) == ((1, 1) if fails else (2, 2))
+    assert len(answers) == 3
+
+
+def test_a_learner_cannot_learn_or_forget_while_it_learns(learner):
+    before = [learner.fingerprint(task) for task in range(3)]
+    for nested in (lambda at: learner.learn(make_task(40)), lambda at: learner.forget(0)):
+        learner.watch = nested
+        with pytest.raises(RuntimeError, match="a task is being learned or forgotten"):
+            learner.learn(make_task(30))
+    learner.watch = lambda at: learner.predict(make_task(0).test[0])
+    learner.learn(make_task(30))
+    assert [learner.fingerprint(task) for task in range(3)] == before
+
+
+def test_learners_that_learn_in_threads_of_one_process_learn_what_they_would_alone(make_learner):
+    def learned(learner):
+        learner.learn(make_task(0))
+        return learner.fingerprint(0)
+
+    backbone = nn.Sequential(*conv_net(), nn.Dropout(0.5))
+    learners = [make_learner(backbone) for _ in range(3)]
+    alone = learned(learners.pop())
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(learned, learners)) == [alone, alone]
+
+
+def test_switches_that_two_threads_set_at_once_are_put_back():
+    cudnn = torch.backends.cudnn
+    before = cudnn.deterministic, cudnn.benchmark
+    first, second = same_bits(), same_bits()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert cudnn.deterministic
+    second.__exit__(None, None, None)
+    assert (cudnn.deterministic, cudnn.benchmark) == before
+
+
+def test_an_evidence_says_so_when_its_tasks_were_forgotten_meanwhile(learner):
+    evidence = learner.evidence(make_task(0).test[0])
+    learner.forget(0)
+    with pytest.raises(RuntimeError, match="tasks were forgotten"):
+        evidence[0]

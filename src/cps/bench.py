@@ -30,7 +30,7 @@ from cps.report import write_report
 from cps.scenario import Scenario
 from cps.settings import Training
 from cps.sharing import describe_weights
-from cps.storage import write_json
+from cps.storage import remove, write_json
 from cps.training import Epoch
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Run:
             finally:  # stopped half-way, it goes on later
                 self._clock(time.monotonic() - began)
         if self.fabric.is_global_zero:
-            checkpoint.unlink(missing_ok=True)
+            remove(checkpoint)
         return learner
 
     def _fresh_backbone(self) -> nn.Module:
@@ -152,7 +152,7 @@ class Run:
                 measured = getattr(self._baseline(scenario, name), name)(checkpoint)
                 if self.fabric.is_global_zero:
                     write_json(kept, measured)
-                    checkpoint.unlink(missing_ok=True)
+                    remove(checkpoint)
                 self.fabric.barrier()
             bounds[name] = json.loads(kept.read_text())
         return bounds

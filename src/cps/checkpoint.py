@@ -110,13 +110,17 @@ class Checkpoint:
 def identify(
     network: SharedNetwork, task: Task, examples: Examples, settings: Mapping[str, Any], fabric: "Fabric"
 ) -> dict[str, Any]:
-    """Return what learning a task starts from, and with what: plain data that another start would not equal."""
+    """Return what learning a task starts from, and with what: plain data that another start would not equal.
+
+    Of a data set that is read anew in each epoch, only the number of images and the labels it tells are compared.
+    """
     return {
         "task": len(network.subnetworks),
         "classes": list(task.classes),
         "images": len(examples),
         "pixels and labels": examples.digest(),
         "settings": dict(settings),
+        "backbone": storage.digest(network.initial),
         "earlier tasks": storage.digest(network.weights),
         "processes": fabric.world_size,
         "precision": precision_of(fabric),

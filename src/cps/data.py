@@ -40,7 +40,7 @@ class Examples(Protocol):
         ...
 
     def digest(self) -> str | None:
-        """Return a digest of all images and labels, or None where only reading every image would tell it."""
+        """Return a digest of what can be told without reading every image, or None where that is nothing."""
         ...
 
     def to(self, device: torch.device) -> "Examples":
@@ -118,8 +118,10 @@ class DatasetExamples:
         known = known_labels(self.dataset)
         return None if known is None else self.to_local(known)
 
-    def digest(self) -> None:
-        """Return nothing: that would take reading every image."""
+    def digest(self) -> str | None:
+        """Return a digest of the labels, where they are known; that of the images would take reading each."""
+        known = self.labels()
+        return None if known is None else digest({"targets": known})
 
     def to(self, device: torch.device) -> "DatasetExamples":
         """Return itself: images are moved batch by batch."""

@@ -1,7 +1,8 @@
 """Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "16-true")  # the last two are refused
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # others cannot hold sealed weights, or those of a head
 
 
 def make_fabric(
@@ -52,7 +53,7 @@ def _check(accelerator: str, precision: Any) -> None:
     if precision == "16-mixed" and not (_is_cuda(accelerator) or accelerator == "mps"):
         raise ValueError("precision 16-mixed needs a GPU; take bf16-mixed or 32-true")
     if isinstance(precision, str) and precision not in PRECISIONS:
-        raise ValueError(f"there is no precision '{precision}'; there are: {', '.join(PRECISIONS[:3])}")
+        raise ValueError(f"precision '{precision}' cannot be used; there are: {', '.join(PRECISIONS)}")
 
 
 def _is_cuda(accelerator: str) -> bool:
@@ -60,9 +61,9 @@ def _is_cuda(accelerator: str) -> bool:
 
 
 def ready(fabric: "Fabric") -> "Fabric":
-    """Return the fabric launched; refuse a precision that would store weights in fewer bits than they have."""
-    if precision_of(fabric) in ("bf16-true", "16-true"):
-        raise ValueError(f"precision {precision_of(fabric)} cannot hold sealed weights; use bf16-mixed or 32-true")
+    """Return the fabric launched; refuse a precision that would store weights in other numbers than theirs."""
+    if precision_of(fabric) not in PRECISIONS:
+        raise ValueError(f"precision {precision_of(fabric)} cannot be used; there are: {', '.join(PRECISIONS)}")
     if not fabric._launched:
         fabric.launch()
     return fabric
@@ -73,35 +74,50 @@ def precision_of(fabric: "Fabric") -> str:
     return str(fabric.strategy.precision.precision)
 
 
-@contextmanager
-def same_bits() -> Iterator[None]:
+class _Switches:
+    """Switches of the process, held for a while; of several threads that do so at once, the last puts them back."""
+
+    def __init__(self, switches: Sequence[tuple[Any, str, Any]]):
+        self._switches = switches
+        self._lock, self._holders, self._before = threading.Lock(), 0, []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            if self._holders == 0:
+                self._before = [getattr(owner, name) for owner, name, _ in self._switches]
+                for owner, name, value in self._switches:
+                    setattr(owner, name, value)
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    for (owner, name, _), value in zip(self._switches, self._before, strict=True):
+                        setattr(owner, name, value)
+
+
+_BACKENDS: Any = torch.backends
+_SAME_BITS = _Switches([(_BACKENDS.cudnn, "benchmark", False), (_BACKENDS.cudnn, "deterministic", True)])
+_FULL_PRECISION = _Switches(
+    [(_BACKENDS.cudnn.conv, "fp32_precision", "ieee"), (_BACKENDS.cuda.matmul, "fp32_precision", "ieee")]
+    if hasattr(_BACKENDS.cudnn, "conv")
+    else [(_BACKENDS.cudnn, "allow_tf32", False), (_BACKENDS.cuda.matmul, "allow_tf32", False)]  # before torch 2.9
+)
+
+
+def same_bits() -> AbstractContextManager[None]:
     """Use only such convolutions of cuDNN's as give the same bits each time."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.deterministic
-    cudnn.benchmark, cudnn.deterministic = False, True
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.deterministic = before
+    return _SAME_BITS.held()
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Let a GPU keep all bits of a float32 number, which it does not by default."""
-    backends: Any = torch.backends
-    if hasattr(backends.cudnn, "conv"):
-        switches = [(backends.cudnn.conv, "fp32_precision", "ieee"), (backends.cuda.matmul, "fp32_precision", "ieee")]
-    else:  # before torch 2.9
-        switches = [(backends.cudnn, "allow_tf32", False), (backends.cuda.matmul, "allow_tf32", False)]
-    before = [getattr(owner, name) for owner, name, _ in switches]
-    for owner, name, value in switches:
-        setattr(owner, name, value)
-    try:
-        with same_bits():
-            yield
-    finally:
-        for (owner, name, _), value in zip(switches, before, strict=True):
-            setattr(owner, name, value)
+    with _FULL_PRECISION.held(), same_bits():
+        yield
 
 
 def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
@@ -121,6 +137,19 @@ def agreed(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
         return tensors
     found = fabric.broadcast({name: value.cpu() for name, value in tensors.items()})
     return {name: value.to(fabric.device) for name, value in found.items()}
+
+
+def by_the_first(fabric: "Fabric", do: Callable[[], None]) -> None:
+    """Let rank 0 do something for all, who wait; if it fails, all fail."""
+    failure: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            do()
+        except Exception as error:
+            failure = error
+    if fabric.broadcast(failure is not None):
+        raise failure or RuntimeError("rank 0 has failed; it says why")
+    fabric.barrier()
 
 
 def gathered(rows: Tensor, fabric: "Fabric") -> Tensor:

@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 @torch.no_grad()
 def fresh_head(features: int, outputs: int, generator: torch.Generator) -> nn.Linear:
     """Return a head whose values are drawn by that generator and by no other."""
-    head = nn.Linear(features, outputs, device="meta").to_empty(device="cpu")
+    head = nn.Linear(features, outputs, device="meta", dtype=torch.float32).to_empty(device="cpu")
     for parameter in head.parameters():
         parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
     return head
@@ -102,6 +102,12 @@ class Draft:
     def reach(self) -> float:
         """How far a phase may move the scores: as far as they go in dense training, then no more."""
         return REACH if self.warm is None else 0.0
+
+    def check_finite(self) -> None:
+        """Refuse what training has ruined: the last step may do so after a loss that was sound."""
+        for name, value in named_tensors(self.model).items():
+            if value.is_floating_point() and not value.isfinite().all():
+                raise FloatingPointError(f"training left '{name}' with NaN or infinite values; lower the learning rate")
 
     def guard(self) -> Guard:
         """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""

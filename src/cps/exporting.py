@@ -22,7 +22,7 @@ from cps.cost import cost_of
 from cps.extraction import Standalone
 from cps.images import side_of
 from cps.learner import Learner
-from cps.selection import GraphSelector, Statistics
+from cps.selection import GraphSelector, Statistics, best_task
 from cps.storage import in_one_step
 
 IMAGES = 5  # of noise, that a written graph is tried on
@@ -71,7 +71,7 @@ class AllTasks(nn.Module):
         """Return class, task, confidence and scores."""
         evidence = [part.outputs(images) for part in self.parts]  # pyright: ignore[reportCallIssue]
         scores = self.selector.alone(evidence, self._statistics())  # (N, tasks)
-        task = scores.argmax(dim=1)
+        task = best_task(scores)
         shares, places = [], []
         for first, outputs in zip(self.first, evidence, strict=True):
             share, place = outputs.logits.softmax(dim=1).max(dim=1)

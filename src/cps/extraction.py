@@ -20,7 +20,7 @@ from cps.capture import first_line
 from cps.devices import full_precision
 from cps.evidence import Outputs, are_close
 from cps.partition import set_tensors
-from cps.pixels import Prepare
+from cps.pixels import Prepare, as_floats
 from cps.subnetwork import Subnetwork
 from cps.tracing import traced
 from cps.views import class_logits, mean_of
@@ -43,7 +43,7 @@ COMBINING = {
 
 
 class Standalone(nn.Module):
-    """A sealed subnetwork on its own: images, as floats, -> logits over `classes`."""
+    """A sealed subnetwork on its own: images, as floats from 0 to 1 or as bytes, -> logits over `classes`."""
 
     def __init__(self, backbone: nn.Module, subnetwork: Subnetwork, prepare: Prepare):
         super().__init__()
@@ -61,7 +61,7 @@ class Standalone(nn.Module):
 
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all looks."""
-        pixels = self.normalize(images).to(self.dtype)
+        pixels = self.normalize(as_floats(images)).to(self.dtype)
         seen = [self.backbone(look(pixels)).float() for look in self.looks]
         return Outputs(mean_of(seen), class_logits(seen, self.looks, self.head.weight, self.head.bias))
 

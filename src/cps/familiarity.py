@@ -22,7 +22,7 @@ def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
     Of few images that is uncertain, so the figures are a little lower then. `are_new`: they were held out of training.
     """
     largest = logits.amax(dim=1).float()
-    shares = torch.linspace(0, 1, STEPS + 1, device=logits.device)
+    shares = torch.linspace(0, 1, STEPS + 1, dtype=largest.dtype, device=logits.device)
     doubt = largest.std(correction=0) / len(largest) ** 0.5
     return {"quantiles": torch.quantile(largest, shares) - doubt, "are_new": shares.new_tensor([are_new])}
 
@@ -35,13 +35,18 @@ def check_familiarity(network: SharedNetwork, path: object) -> None:
             raise FileError(f"'{path}' has damaged statistics of task {task}: how familiar its images look")
 
 
+def check_reject(reject: float) -> None:
+    """Refuse what is no share."""
+    if not 0 <= reject < 1:
+        raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
+
+
 def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:
     """Say of each image whether its selected subnetwork answers as strongly as it does to its own images.
 
     A share `reject` of a task's own images is taken for unknown.
     """
-    if not 0 <= reject < 1:
-        raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
+    check_reject(reject)
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
     if any(not float(each.statistics[NAME]["are_new"]) for each in network.subnetworks):

@@ -7,7 +7,7 @@ become plain colour; what cannot be read is named.
 
 import hashlib
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,9 @@ class ImageFolder(Dataset):
 
     All images of a task are decoded at once, in parallel, to squares of `size` pixels: each is scaled so that its short
     side is `size` times 1 + `margin`, and cut at its middle. With a `cache`, a second run reads them from one file. A
-    damaged image raises `ImageError` with its path, or is skipped and logged. `watch` is called with the images done
-    and in all. `files` names the images, where they are not all of the folder.
+    damaged image raises `ImageError` with its path, or is skipped and logged; where the images do not fit in memory,
+    another of its class stands in for it. `watch` is called with the images done and in all. `files` names the images,
+    where they are not all of the folder.
     """
 
     def __init__(
@@ -85,7 +86,21 @@ class ImageFolder(Dataset):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        return torch.from_numpy(decode_image(self.files[index], self.size, self.margin)), self.files[index].parent.name
+        name = self.files[index].parent.name
+        for path in (self.files[index], *self._alike(index)):
+            try:
+                return torch.from_numpy(decode_image(path, self.size, self.margin)), name
+            except ImageError as error:
+                if not self.skip_damaged:
+                    raise
+                log.warning("skipped: %s", error)
+        raise ImageError(f"class {name!r} has no image that can be read")
+
+    def _alike(self, index: int) -> Iterator[Path]:
+        """Yield the other images of the same class, which stand in for one that is skipped."""
+        for path in self.files:
+            if path.parent == self.files[index].parent and path != self.files[index]:
+                yield path
 
     def keep(self, classes: Container[str]) -> None:
         """Leave out the images of all other classes."""

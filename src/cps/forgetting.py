@@ -5,6 +5,7 @@ weights still hold what training left in them, so those that the task never owne
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ from cps.masks import union_of
 from cps.network import SharedNetwork
 from cps.partition import named_tensors, set_tensors
 from cps.seeds import derived_seed, generator
+from cps.selection import Statistics
+from cps.subnetwork import Subnetwork
+from cps.transaction import transaction
 
 
 @torch.no_grad()
@@ -25,15 +29,15 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
     A selector whose numbers about other tasks know of this one has a method `without(statistics, task)`. Numbers of
     selectors that are not at hand may know of it too, so they go.
     """
-    frozen = _frozen(network)
-    _forget_numbers(network, task, {selector.name: selector for selector in selectors})
-    del network.subnetworks[task]
-    taken = union_of((subnetwork.masks for subnetwork in network.subnetworks), network.weights)
-    network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
-    for name, weight in network.weights.items():
-        network.weights[name] = torch.where(network.taken[name], weight, fresh[name].to(weight))
-    set_tensors(network.backbone, {**network.weights, **network.initial})  # it held the last draft
-    network.forget_small_networks()
+    with transaction(network):
+        frozen = _frozen(network)
+        network.subnetworks = _others(network, task, {selector.name: selector for selector in selectors})
+        taken = union_of((subnetwork.masks for subnetwork in network.subnetworks), network.weights)
+        network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
+        for name, weight in network.weights.items():
+            network.weights[name] = torch.where(network.taken[name], weight, fresh[name].to(weight))
+        set_tensors(network.backbone, {**network.weights, **network.initial})  # it held the last draft
+        network.forget_small_networks()
 
 
 def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, *key: int) -> dict[str, Tensor]:
@@ -60,18 +64,22 @@ def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, 
     return drawn
 
 
-def _forget_numbers(network: SharedNetwork, task: int, selectors: Mapping[str, Any]) -> None:
+def _others(network: SharedNetwork, task: int, selectors: Mapping[str, Any]) -> list[Subnetwork]:
+    """Return the other subnetworks, with such numbers about them as know nothing of the task."""
     others = [subnetwork for index, subnetwork in enumerate(network.subnetworks) if index != task]
-    for name in {name for subnetwork in others for name in subnetwork.statistics} - {FAMILIARITY}:
-        if name not in selectors:
-            for subnetwork in others:
-                subnetwork.statistics.pop(name, None)
-        elif hasattr(selectors[name], "without"):
-            left = selectors[name].without(network.statistics(name), task)
-            if len(left) != len(others):
-                raise ValueError(f"{name}.without must return numbers about {len(others)} tasks, got {len(left)}")
-            for subnetwork, known in zip(others, left, strict=True):
-                subnetwork.statistics[name] = known
+    kept: list[dict[str, Statistics]] = [{} for _ in others]
+    for name in sorted({name for subnetwork in others for name in subnetwork.statistics}):
+        numbers = [subnetwork.statistics.get(name) for subnetwork in others]
+        if name != FAMILIARITY and name not in selectors:
+            continue
+        if hasattr(selectors.get(name), "without"):
+            numbers = selectors[name].without(network.statistics(name), task)
+            if len(numbers) != len(others):
+                raise ValueError(f"{name}.without must return numbers about {len(others)} tasks, got {len(numbers)}")
+        for statistics, known in zip(kept, numbers, strict=True):
+            if known is not None:
+                statistics[name] = known
+    return [replace(subnetwork, statistics=statistics) for subnetwork, statistics in zip(others, kept, strict=True)]
 
 
 def _frozen(network: SharedNetwork) -> set[str]:

@@ -21,24 +21,37 @@ def is_selector(value: Any) -> bool:
     return _is_function(value) and hasattr(value, "observe")
 
 
-FORMS: dict[str, Callable[[Any], bool]] = {  # None where the learner has a default
-    "pruner": lambda value: value is None or _is_function(value),
-    "rounds": _is_count,
-    "train": lambda value: value is None or isinstance(value, Training),
-    "retrain": lambda value: value is None or isinstance(value, Training),
-    "selectors": lambda value: isinstance(value, tuple) and bool(value) and all(map(is_selector, value)),
-    "augment": lambda value: value is None or _is_function(value),
-    "views": lambda value: value is None or (_is_function(value) and hasattr(value, "turns")),
-    "normalize": lambda value: value is None or isinstance(value, Normalize),
-    "prune_images": lambda value: _is_count(value) and value > 0,
-    "capacity": lambda value: value is None or isinstance(value, Capacity),
-    "seed": _is_count,
+FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # None where the learner has a default
+    "pruner": (lambda value: value is None or _is_function(value), "an object such as cps.NNrelief(), or a function"),
+    "rounds": (_is_count, "a whole number, 0 or more"),
+    "train": (lambda value: value is None or isinstance(value, Training), "a cps.Training"),
+    "retrain": (lambda value: value is None or isinstance(value, Training), "a cps.Training"),
+    "selectors": (
+        lambda value: isinstance(value, tuple) and bool(value) and all(map(is_selector, value)),
+        "a tuple of objects such as cps.Cascade()",
+    ),
+    "augment": (lambda value: value is None or _is_function(value), "an object such as cps.Flip(), or a function"),
+    "views": (
+        lambda value: value is None or (_is_function(value) and hasattr(value, "turns")),
+        "an object such as cps.Rotations()",
+    ),
+    "normalize": (lambda value: value is None or isinstance(value, Normalize), "a cps.Normalize"),
+    "prune_images": (lambda value: _is_count(value) and value > 0, "a whole number, 1 or more"),
+    "capacity": (lambda value: value is None or isinstance(value, Capacity), "a cps.Capacity"),
+    "seed": (_is_count, "a whole number, 0 or more"),
 }
 SETTINGS = tuple(FORMS)
+COUNTS = ("rounds", "prune_images", "seed")
+
+
+def has_form(name: str, value: Any) -> bool:
+    """Say whether a setting is of its kind."""
+    return FORMS[name][0](value)
 
 
 def check_forms(**settings: Any) -> None:
     """Refuse a setting of another kind, such as a class instead of one of its objects."""
     for name, value in settings.items():
-        if not FORMS[name](value):
-            raise TypeError(f"{name} cannot be {str(value)[:80]!r}")
+        if not has_form(name, value):
+            kind = ValueError if isinstance(value, int) and name in COUNTS else TypeError
+            raise kind(f"{name} cannot be {str(value)[:80]!r}; it is {FORMS[name][1]}")

@@ -92,7 +92,7 @@ def prepare(
     for task, subnetwork in enumerate(learner.network.subnetworks):
         if subnetwork.notes.get("shipment") == shipment.digest:
             if _pending(model, learner) is None:
-                checkpoint_of(model).unlink(missing_ok=True)  # a kill may have come just before
+                storage.remove(checkpoint_of(model))  # a kill may have come just before
             return Growth(model, learner, shipment, size, choices, {}, done=task)
     return Growth(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
 
@@ -183,7 +183,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
         }
     )
     learner.save(growth.model)
-    checkpoint.unlink(missing_ok=True)
+    storage.remove(checkpoint)
     return Learned(task, subnetwork.notes)
 
 

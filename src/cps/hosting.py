@@ -6,7 +6,6 @@ what `problem` says.
 
 import logging
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,7 +23,8 @@ from cps.learner import Learner
 from cps.loading import load
 from cps.prediction import classify
 from cps.replies import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
-from cps.selection import consecutive_groups, task_scores
+from cps.selection import best_task, consecutive_groups, task_scores
+from cps.storage import stamp_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LARGEST = 1024  # pixels of a side that a model may ask for
-Stamp = tuple[int, int, int]  # what tells one version of a file from another without reading it
 
 
 @dataclass(frozen=True)
@@ -46,20 +45,19 @@ class Hosted:
 
 
 class Host:
-    """Holds the model of a file. Predictions run one after another, since they share the network's backbone."""
+    """Holds the model of a file."""
 
     def __init__(self, path: str | Path, limits: Limits, *, reject: float = 0.01, accelerator: str = "cpu"):
         """`reject` is the share of known images that may be called unknown."""
         self.path, self.limits, self.reject = Path(path), limits, reject
         self.fabric = make_fabric(accelerator=accelerator)
         self.problem: str | None = None
-        self._stamp = _stamp_of(self.path)
-        self._lock = threading.Lock()
+        self._stamp = stamp_of(self.path)
         self.model = _hosted(self.path, limits, self.fabric)
 
     def refresh(self) -> bool:
         """Read the file again if it has changed, and say whether a new model answers now."""
-        stamp = _stamp_of(self.path)
+        stamp = stamp_of(self.path)
         if stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -74,16 +72,8 @@ class Host:
 
     def predict(self, model: Hosted, images: Tensor, names: Sequence[str], *, group: bool) -> list[ImageReply]:
         """Return what the model says about images (N, 3, size, size); as a group, all share a task."""
-        with self._lock:
+        with model.learner.network.in_use():
             return _replies(model.learner, images, names, len(images) if group else 1, self.reject)
-
-
-def _stamp_of(path: Path) -> Stamp | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
@@ -109,7 +99,7 @@ def _replies(
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
     scores = task_scores(selector, evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
-    chosen = classify(network, evidence, scores.argmax(dim=1), reject=reject)
+    chosen = classify(network, evidence, best_task(scores), reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, task)) for task in range(len(evidence))]
     shares = scores.softmax(dim=1)
     replies = []

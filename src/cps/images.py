@@ -24,9 +24,9 @@ def as_images(images: Any) -> Tensor:
         if not images:
             raise ValueError("there are no images")
         images = torch.stack([_as_image(image) for image in images])
-    tensor = images if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
+    tensor = images.detach() if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
     if tensor.ndim < 2:
-        raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}")
+        raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}; one is image[None]")
     if len(tensor) == 0:
         raise ValueError("there are no images")
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):

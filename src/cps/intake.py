@@ -83,22 +83,24 @@ def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
     """Refuse images with other channels or axes than those learned first; height and width may differ."""
     expected = network.input_shape
     if expected is not None and (len(shape) != len(expected) or shape[0] != expected[0]):
-        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}")
+        hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
+        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
 
 
 def check_task(task: int, network: SharedNetwork) -> None:
     """Refuse the index of a task that was not learned."""
     known = len(network.subnetworks)
-    if not hasattr(task, "__index__"):
+    if not hasattr(task, "__index__") or isinstance(task, bool):
         raise TypeError(f"a task is a number, counted from 0, got {task!r}")
     if not 0 <= task < known:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
 
 
 def some_pixels(
-    examples: Examples, chosen: Tensor, network: SharedNetwork, batch_size: int, turns: int
+    examples: Examples, number: int, draws: torch.Generator, network: SharedNetwork, *, batch_size: int, turns: int
 ) -> list[Tensor]:
-    """Return the pixels of chosen examples, a part of them in each turn, in batches: larger ones on a GPU."""
+    """Return the pixels of a number of examples, a part of them in each turn, in batches: larger ones on a GPU."""
+    chosen = torch.randperm(len(examples), generator=draws)[:number]
     pixels = math.prod((network.input_shape or ())[1:])
     size = max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
     batches = (network.pixels(images) for images, _ in examples.batches(chosen.split(size)))

@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from cps.augmentation import Augmentation
@@ -14,7 +13,7 @@ from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.checkpoint import Checkpoint, Position, Saved, identify
 from cps.data import Examples
-from cps.devices import agreed, make_fabric, ready
+from cps.devices import agreed, by_the_first, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
 from cps.extraction import Standalone
@@ -39,6 +38,7 @@ from cps.settings import Adam, Steps, Training
 from cps.stream import Stream
 from cps.subnetwork import Fingerprint, Subnetwork
 from cps.training import Epoch, Trainer
+from cps.transaction import learning
 from cps.views import Upright, Views
 
 if TYPE_CHECKING:
@@ -87,8 +87,6 @@ class Learner:
         share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
         processes that read a torch `Dataset`. `watch` is called after every epoch.
         """
-        if rounds < 0 or prune_images < 1:
-            raise ValueError(f"rounds are 0 or more and prune_images 1 or more, got {rounds} and {prune_images}")
         forms = {"train": train, "retrain": retrain, "augment": augment, "views": views, "normalize": normalize}
         check_forms(pruner=pruner, capacity=capacity, rounds=rounds, prune_images=prune_images, seed=seed, **forms)
         self.pruner: Pruner = pruner or NNrelief()
@@ -116,7 +114,7 @@ class Learner:
         With a `checkpoint`, the state is saved there after each epoch, and a call that finds one goes on
         from it; delete it once the learned model is saved.
         """
-        with self.network.transaction():
+        with learning(self.network):
             check_selectors(self.selectors, self.network)
             with self._seeded(HEAD):
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
@@ -156,16 +154,17 @@ class Learner:
         images that look like none that were learned get the class None, and so does that share of known ones.
         """
         images = as_images(images)
-        evidence = self.evidence(images)
-        if task is not None:
-            if selector is not None:
-                raise ValueError("give the task, or a selector that finds it, not both")
-            check_task(task, self.network)
-            selector = Oracle(task)
-        (selector,) = checked_selectors([selector or self.selectors[0]])
-        groups = consecutive_groups(len(images), group_size, self.network.device)
-        tasks = select(selector, evidence, self.network.statistics(selector.name), groups)
-        return classify(self.network, evidence, tasks, reject=reject)
+        (chosen,) = checked_selectors([selector or self.selectors[0]])
+        with self.network.in_use():
+            evidence = self.evidence(images)
+            if task is not None:
+                if selector is not None:
+                    raise ValueError("give the task, or a selector that finds it, not both")
+                check_task(task, self.network)
+                chosen = Oracle(int(task))
+            groups = consecutive_groups(len(images), group_size, self.network.device)
+            tasks = select(chosen, evidence, self.network.statistics(chosen.name), groups)
+            return classify(self.network, evidence, tasks, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
         """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""
@@ -174,34 +173,37 @@ class Learner:
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""
-        if not self.network.subnetworks:
-            raise RuntimeError("nothing has been learned yet; call learn(task) first")
         tensor = as_images(images)
-        check_shape(tuple(tensor.shape[1:]), self.network)
-        return self.network.evidence(tensor.split(256))
+        with self.network.in_use():
+            if not self.network.subnetworks:
+                raise RuntimeError("nothing has been learned yet; call learn(task) first")
+            check_shape(tuple(tensor.shape[1:]), self.network)
+            return self.network.evidence(tensor.split(256))
 
     def extract(self, task: int) -> Standalone:
         """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
-        check_task(task, self.network)
-        return self.network.extract(task)
+        with self.network.in_use():
+            check_task(task, self.network)
+            return self.network.extract(task)
 
     def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
         """Drop a task; later ones move down by one. Free weights get the values of `fresh`, or others drawn anew."""
-        check_task(task, self.network)
-        drawn = fresh_weights(self.network, fresh or self.builtin, *self._key(FORGET))
-        forget_task(self.network, task, drawn, self.selectors)
-        self._trainer = Trainer(self.fabric)  # whose engine holds what was trained last
+        with self.network.in_use():
+            check_task(task, self.network)
+            drawn = fresh_weights(self.network, self.builtin if fresh is None else fresh, *self._key(FORGET))
+            forget_task(self.network, task, drawn, self.selectors)
+            self._trainer = Trainer(self.fabric)  # whose engine holds what was trained last
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
-        check_task(task, self.network)
-        return self.network.fingerprint(task)
+        with self.network.in_use():
+            check_task(task, self.network)
+            return self.network.fingerprint(task)
 
     def save(self, path: str | Path) -> None:
         """Write the model file; an old file stays whole until the new one is complete on the disk."""
-        if self.fabric.is_global_zero:
-            write_model(path, self.network, self._settings())
-        self.fabric.barrier()
+        with self.network.in_use():
+            by_the_first(self.fabric, lambda: write_model(path, self.network, self._settings()))
 
     def _key(self, purpose: int) -> tuple[int, ...]:
         return self.seed, len(self.network.subnetworks), purpose
@@ -217,8 +219,7 @@ class Learner:
         if path is None:
             return None
         settings = {name: encode(value) for name, value in self._settings().items()}
-        identity = identify(self.network, task, examples, settings, self.fabric)
-        return Checkpoint(Path(path), identity)
+        return Checkpoint(Path(path), identify(self.network, task, examples, settings, self.fabric))
 
     def _fit(self, draft: Draft, examples: Examples, phase: int, saver: Checkpoint | None, saved: Saved | None) -> None:
         """Train what may move of a draft; after each epoch save it and tell whoever watches."""
@@ -253,7 +254,7 @@ class Learner:
         draft.narrow(agreed(masks, self.fabric))
 
     def _pruning_batches(self, examples: Examples) -> list[Tensor]:
-        """Return the pixels of some training images, drawn once for the task."""
-        chosen = torch.randperm(len(examples), generator=generator(*self._key(PRUNE)))[: self.prune_images]
+        """Return the pixels of some training images, the same in every round."""
+        draws, size, turns = generator(*self._key(PRUNE)), self.train.batch_size, self.views.turns
         with self._seeded(PRUNE):
-            return some_pixels(examples, chosen, self.network, self.train.batch_size, self.views.turns)
+            return some_pixels(examples, self.prune_images, draws, self.network, batch_size=size, turns=turns)

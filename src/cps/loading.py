@@ -55,7 +55,7 @@ def _check_settings(found: Mapping[str, Any], path: str | Path) -> None:
     """Refuse settings of another kind than the learner's, which would fail much later, or not at all."""
     try:
         check_forms(**found)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise FileError(f"'{path}' has damaged settings: {error}") from None
 
 

@@ -1,11 +1,12 @@
 """Miniatures: the small networks of sealed subnetworks, made when first asked for and kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
 from cps.crowd import Crowd, member
 from cps.extraction import extracted
+from cps.views import Look
 
 CROWDS = 4  # that are kept ready
 
@@ -44,6 +45,24 @@ class Miniatures:
                 del self._crowds[next(iter(self._crowds))]
             self._crowds[tasks] = Crowd([self._members[task] for task in tasks])  # pyright: ignore[reportArgumentType]
         return self._crowds[tasks]
+
+    def features(self, batches: Iterable[Tensor], looks: Mapping[int, Sequence[Look]]) -> dict[int, list[list[Tensor]]]:
+        """Return, by task, batch of pixels and look, the features of tasks that pay, given the looks each takes.
+
+        Tasks that take the same look are a crowd.
+        """
+        every = sorted(
+            {look for mine in looks.values() for look in mine}, key=lambda look: (look.is_mirrored, look.turn)
+        )
+        crowds = {look: tuple(task for task, mine in looks.items() if look in mine) for look in every}
+        found: dict[int, list[list[Tensor]]] = {task: [] for task in looks}
+        for pixels in batches:
+            for mine in found.values():
+                mine.append([])
+            for look, tasks in crowds.items():
+                for task, features in zip(tasks, self.crowd(tasks)(look(pixels)), strict=True):
+                    found[task][-1].append(features)
+        return found
 
     def forget(self) -> None:
         """Keep nothing."""

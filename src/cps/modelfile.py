@@ -3,6 +3,7 @@
 docs/file-format.md describes it.
 """
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from cps.subnetwork import Subnetwork
 def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
     """Write the network and the learner's settings to a model file, if all that was sealed is as it was."""
     network.check_sealed()
+    for index, subnetwork in enumerate(network.subnetworks):
+        _check_notes(index, subnetwork.notes)
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
     tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
@@ -90,6 +93,15 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
         network.check_sealed()
     except RuntimeError as error:
         raise FileError(f"'{path}' is inconsistent: {error}") from None
+
+
+def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
+    """Refuse notes that a header cannot hold."""
+    for key, value in notes.items():
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the note {key!r} of task {task} is not plain data: {error}") from None
 
 
 def _parts_of(subnetwork: Subnetwork) -> dict[str, Tensor]:

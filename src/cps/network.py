@@ -14,7 +14,7 @@ from cps.data import ClassName
 from cps.draft import Draft, fresh_head
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
-from cps.masks import first_moved, full_masks, share_on, union, weights_on
+from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
 from cps.partition import Parts, move_all, named_tensors, own_memory, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
@@ -46,7 +46,8 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
-        self._in_use = OneAtATime()  # the backbone, which every prediction and all training put their tensors into
+        self.is_changing = False
+        self._turns = OneAtATime()
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
 
     @property
@@ -74,19 +75,13 @@ class SharedNetwork:
                 move_all(statistics, device)
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved."""
-        before = {**self.weights}, self.taken, [*self.subnetworks], self.input_shape, self.initial, self.parts
-        try:
-            with self._in_use, torch.inference_mode(False), torch.enable_grad():
-                yield
-            moved = first_moved(before[0], self.weights, before[1])
-            if moved is not None:
-                raise RuntimeError(f"sealed weights of '{moved}' would have moved; nothing was learned")
-        except BaseException:
-            self.weights, self.taken, self.subnetworks, self.input_shape, self.initial, self.parts = before
-            self.forget_small_networks()
-            raise
+    def in_use(self) -> Iterator[None]:
+        """Hold the backbone, which every prediction and all training put their tensors into: other threads wait.
+
+        An autocast of the caller's does not reach what is computed meanwhile.
+        """
+        with self._turns, torch.autocast(self.device.type, enabled=False):
+            yield
 
     def make_private(self, names: Collection[str]) -> None:
         """Let every task have its own copy of some weights, before any is learned."""
@@ -135,7 +130,9 @@ class SharedNetwork:
     @torch.no_grad()
     def seal(self, draft: Draft) -> Subnetwork:
         """Finish a draft: its weights are taken, and nothing of it ever changes again."""
-        live, warm = draft.weights(), draft.warm or draft.weights()
+        draft.check_finite()
+        live = draft.weights()
+        warm = live if draft.warm is None else draft.warm
         for name, weight in self.weights.items():
             own = draft.masks[name] & ~self.taken[name]
             free = torch.where(self.taken[name], weight, warm[name])
@@ -168,48 +165,34 @@ class SharedNetwork:
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         """Return what some subnetworks say about batches of images: those with small networks all at once."""
-        with self._in_use:
-            return self._outputs(batches, tasks)
-
-    def _outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
-        small = tuple(task for task in tasks if self._miniatures.pays(task))
-        found = {task: self.whole_outputs(batches, task) for task in tasks if task not in small}
-        if small:
-            every = {look for task in small for look in self.subnetworks[task].looks}
-            looks = sorted(every, key=lambda look: (look.is_mirrored, look.turn))  # as each subnetwork has them
-            askers = {look: tuple(task for task in small if look in self.subnetworks[task].looks) for look in looks}
-            seen: dict[int, list[list[Tensor]]] = {task: [] for task in small}  # by task, batch and look
-            crowds = {who: self._miniatures.crowd(who) for who in askers.values()}
-            for batch in batches:
-                pixels = self.pixels(batch)
-                each = [dict(zip(who, crowds[who](look(pixels)), strict=True)) for look, who in askers.items()]
-                for task in small:
-                    seen[task].append([features[task] for features in each if task in features])
-            for task in small:
-                outputs = self._with_logits(task, seen[task])
-                is_sound = bool(outputs.features.isfinite().all())  # half precision has a smaller range
-                found[task] = outputs if is_sound else self.whole_outputs(batches, task)
+        with self.in_use():
+            looks = {task: self.subnetworks[task].looks for task in tasks if self._miniatures.pays(task)}
+            features = self._miniatures.features(map(self.pixels, batches), looks) if looks else {}
+            found = {task: self._with_logits(task, seen) for task, seen in features.items()}
+            for task in tasks:
+                # Half precision, in which small networks may compute, has a smaller range.
+                if task not in found or not found[task].features.isfinite().all():
+                    found[task] = self.whole_outputs(batches, task)
         return [found[task] for task in tasks]
 
     @torch.no_grad()
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
-        tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
-
-        def see(pixels: Tensor) -> list[Tensor]:
-            return [functional_call(self.backbone, tensors, (look(pixels),)) for look in looks]
-
-        with self._in_use:
+        with self.in_use():
+            tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
             self.backbone.eval()
-            return self._with_logits(task, [see(self.pixels(batch)) for batch in batches])
+            seen = [
+                [functional_call(self.backbone, tensors, (look(pixels),)) for look in looks]
+                for pixels in map(self.pixels, batches)
+            ]
+            return self._with_logits(task, seen)
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
-        subnetwork = self.subnetworks[task]
-        with self._in_use:
+        with self.in_use():
             small = copy.deepcopy(self._miniatures.extracted(task))
-        backbone = small or whole(self.backbone, self.tensors_of(task))
-        return Standalone(backbone, subnetwork, self.prepare)
+            backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
+            return Standalone(backbone, self.subnetworks[task], self.prepare)
 
     def _with_logits(self, task: int, batches: Sequence[Sequence[Tensor]]) -> Outputs:
         """Return features and logits, from the features of each batch and look, averaged over the looks."""
@@ -227,7 +210,15 @@ class SharedNetwork:
 
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
         """Return the outputs of every subnetwork for batches of images; those asked together read them once."""
-        return Evidence(lambda tasks: self.outputs(batches, tasks), len(self.subnetworks))
+        known = [*self.subnetworks]
+
+        def compute(tasks: Sequence[int]) -> list[Outputs]:
+            with self.in_use():
+                if known != self.subnetworks[: len(known)]:
+                    raise RuntimeError("tasks were forgotten since this evidence was asked for; ask for it again")
+                return self.outputs(batches, tasks)
+
+        return Evidence(compute, len(known))
 
     def statistics(self, selector: str) -> list[dict[str, Tensor]]:
         """Return what the selector of that name keeps about each task."""
@@ -249,7 +240,11 @@ class SharedNetwork:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
         assert self.input_shape is not None
         fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
-        return Fingerprint(self.digest(task), digest(self.whole_outputs([fixed], task)._asdict()))
+        try:
+            outputs = self.whole_outputs([fixed], task)
+        except IndexError:  # the backbone looks its input up in a table, where noise has no place
+            outputs = self.whole_outputs([torch.zeros_like(fixed)], task)
+        return Fingerprint(self.digest(task), digest(outputs._asdict()))
 
     def digest(self, task: int) -> str:
         """Return the digest of everything that belongs to a sealed subnetwork."""

@@ -61,6 +61,8 @@ def _as_numbers(kept: Statistics, name: str) -> Statistics:
     for key, value in kept.items():
         if not isinstance(key, str) or not isinstance(value, Tensor) or value.is_complex():
             raise TypeError(f"{name} must keep real tensors by name, got {key!r}: {type(value).__name__}")
+        if value.isnan().any():
+            raise FloatingPointError(f"{name} would keep NaN as '{key}'; are the outputs of the subnetwork too large?")
     return {key: value.detach().float() for key, value in kept.items()}
 
 
@@ -77,6 +79,8 @@ def observe_last(
     """
     subnetwork = network.subnetworks[-1]
     evidence = survey(network, examples, fabric)
+    if not all(part.isfinite().all() for part in evidence[-1]):
+        raise FloatingPointError("training left a subnetwork whose outputs are no numbers; lower the learning rate")
     labels = all_labels(examples).to(network.device)
     for name in set(subnetwork.classes) - set(subnetwork.names(labels.unique())):
         log.warning("class %r had no training image", name)

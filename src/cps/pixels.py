@@ -21,6 +21,8 @@ class Normalize:
         numbers = [*self.mean, *self.std]
         if len(self.mean) != len(self.std) or not all(isinstance(n, int | float) for n in numbers) or 0 in self.std:
             raise ValueError("Normalize takes as many means as deviations, numbers all, and no deviation of zero")
+        object.__setattr__(self, "mean", tuple(self.mean))
+        object.__setattr__(self, "std", tuple(self.std))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the normalised images."""
@@ -38,8 +40,13 @@ IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what its i
 
 def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
     """Return what the backbone sees: bytes scaled to 0..1, then normalised."""
-    pixels = images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
+    pixels = as_floats(images)
     return pixels if normalize is None else normalize(pixels)
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """Return images in memory of their own: bytes scaled to 0..1, all else as it is."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,8 @@ def setting(kind: Kind) -> Kind:
 
     Use it on your own pruner, selector, optimizer, schedule or augmentation, to have `cps.load` restore it.
     """
+    if "__dataclass_fields__" not in vars(kind):
+        raise TypeError(f"a setting is a dataclass; put @dataclass(frozen=True) below @setting of {kind.__name__}")
     known = _TYPES.setdefault(kind.__name__, kind)
     if known.__module__ != kind.__module__:
         raise ValueError(f"there is a setting named {kind.__name__} already; give yours another name")

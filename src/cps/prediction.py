@@ -11,7 +11,7 @@ from cps.familiarity import is_familiar
 from cps.network import SharedNetwork
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """The class of each image, the task it was found in, and the class's softmax share in that task.
 

@@ -13,7 +13,7 @@ from cps.data import ClassName, Data, known_labels, plain_labels
 from cps.images import as_images
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Task:
     """New classes to learn at once, with their data.
 
@@ -29,6 +29,8 @@ class Task:
     test: Data = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.classes, str):
+            raise TypeError(f"classes are a list of names, got the string {self.classes!r}")
         names = tuple(plain_labels(self.classes))
         for name in names:
             if not isinstance(name, str | int) or isinstance(name, bool):
@@ -36,7 +38,7 @@ class Task:
         object.__setattr__(self, "classes", names)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Scenario:
     """A sequence of tasks, and the order of classes it was cut from (a seed, "identity" or "given")."""
 
@@ -71,6 +73,7 @@ def split_by_class(
     """
     if not 0 <= validation < 1:
         raise ValueError(f"validation is a share from 0 to below 1, got {validation}")
+    train, test = _converted(train), _converted(test)
     labels = _labels_of(train)
     test_labels = [] if test is None else _labels_of(test)
     classes, name = _ordered(sorted(set(labels), key=_sort_key), order)
@@ -152,11 +155,16 @@ def _positions(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[in
     return [index for index, label in enumerate(labels) if label in wanted]
 
 
+def _converted(data: Data) -> Data:
+    """Return data of which parts can be taken at no cost."""
+    is_pair = isinstance(data, (tuple, list)) and len(data) == 2
+    return (as_images(data[0]), plain_labels(data[1])) if is_pair else data
+
+
 def _subset(data: Data, indices: list[int]) -> Any:
     if isinstance(data, Dataset):
         return Subset(data, indices)
-    images = as_images(data[0])
-    labels = plain_labels(data[1])
+    images, labels = data
     return images[torch.tensor(indices, dtype=torch.long)], [labels[index] for index in indices]
 
 

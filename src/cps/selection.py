@@ -173,19 +173,19 @@ class Oracle:
 
 def consecutive_groups(images: int, group_size: int, device: torch.device | None = None) -> Tensor:
     """Return the group of each image when every `group_size` images in a row share a task."""
-    if group_size < 1:
-        raise ValueError(f"group_size must be at least 1, got {group_size}")
-    if group_size != int(group_size):
-        raise ValueError(f"group_size is a number of images, got {group_size}")
+    if not isinstance(group_size, int | float) or group_size != int(group_size) or group_size < 1:
+        raise ValueError(f"group_size is a number of images, 1 or more, got {group_size!r}")
     return torch.arange(images, device=device) // int(group_size)
 
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
     """Return the task of each image: the one that scores highest for its group."""
-    scores = task_scores(selector, evidence, statistics, groups)
-    if scores.isnan().any():
-        log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
-    return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)[groups]
+    return best_task(task_scores(selector, evidence, statistics, groups))[groups]
+
+
+def best_task(scores: Tensor) -> Tensor:
+    """Return the task with the highest of the scores (groups, tasks), which is none whose score is NaN."""
+    return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)
 
 
 def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
@@ -200,6 +200,8 @@ def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Sta
     expected = _number_of(groups), len(evidence)
     if tuple(scores.shape) != expected:
         raise ValueError(f"{selector.name} must return scores (groups, tasks) {expected}, got {tuple(scores.shape)}")
+    if scores.isnan().any():
+        log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
     return scores
 
 

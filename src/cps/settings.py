@@ -7,7 +7,7 @@ an epoch before the one before has ended, so it must depend on nothing but its a
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -117,6 +117,10 @@ class Training:
             raise ValueError(f"epochs must not be negative, got {self.epochs}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
+        for name, value in (("optimizer", self.optimizer), ("schedule", self.schedule)):
+            if not callable(value) or (isinstance(value, type) and is_dataclass(value)):
+                example = "cps.SGD(0.1)" if name == "optimizer" else "cps.Cosine()"
+                raise TypeError(f"{name} is an object such as {example}, or a function, got {value!r}")
         _check_loss(self.loss)
 
 

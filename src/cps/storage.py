@@ -5,12 +5,15 @@ Nothing is ever unpickled or imported, so a hostile file can at worst be refused
 """
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import platform
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VERSION = 1
+TRIES = 20  # to read a file that is being replaced
+Content = TypeVar("Content")
+Stamp = tuple[int, int, int]
 
 
 class FileError(ValueError):
@@ -41,8 +47,11 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 
 @contextlib.contextmanager
 def in_one_step(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write, then put it in place; an error leaves what was there before."""
-    partial = path.with_name(f".{path.name}{_rank()}.partial")
+    """Give a file beside `path` to write, then put it in place; an error leaves what was there before.
+
+    Each writer has a file of its own, so that of several the last one wins, whole.
+    """
+    partial = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(3)}.partial")
     with folder_of(path):
         partial.touch()
     try:
@@ -50,6 +59,7 @@ def in_one_step(path: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(mode)  # safetensors writes files that only their owner may read
         partial.replace(path)
+        _clear_away(path)
     except (OSError, SafetensorError) as error:
         raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
     finally:
@@ -67,10 +77,34 @@ def folder_of(path: Path) -> Iterator[None]:
         raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
 
 
-def _rank() -> str:
-    """Return what tells one process of several from the others, so that they do not write the same file."""
-    known = (os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID", "NODE_RANK", "LOCAL_RANK"))
-    return "".join(f".{number}" for number in known if number)
+def remove(path: Path) -> None:
+    """Remove a file, if it is there, and what writing it has left."""
+    path.unlink(missing_ok=True)
+    _clear_away(path)
+
+
+def _clear_away(path: Path) -> None:
+    """Remove what programs of this machine that were killed while they wrote the file have left beside it."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.{_machine()}-*.partial"):
+        writer = partial.name.removesuffix(".partial").split("-")[-2]
+        if writer.isdecimal() and not _is_running(int(writer)):
+            partial.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    return _sha(platform.node())[:6]
+
+
+def _is_running(process: int) -> bool:
+    if os.name != "posix":  # where asking would stop it
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # of another user's
+        return True
+    return True
 
 
 def write_text(path: Path, text: str) -> None:
@@ -86,7 +120,28 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header and the tensors of a file, each checked against its digest."""
-    path = Path(path)
+    return _steadily(_read, Path(path), kind)
+
+
+def read_header(path: str | Path, kind: str) -> dict[str, Any]:
+    """Return the header of a file, checked against its digest, without reading the tensors."""
+    return _steadily(_read_header, Path(path), kind)
+
+
+def _steadily(read: Callable[[Path, str], Content], path: Path, kind: str) -> Content:
+    """Read a file; if another has taken its place meanwhile, of which one would see parts of both, read that one."""
+    for _ in range(TRIES):
+        check_file(path)
+        stamp = stamp_of(path)
+        try:
+            return read(path, kind)
+        except FileError:
+            if stamp_of(path) == stamp:
+                raise
+    raise FileError(f"'{path}' is replaced faster than it can be read")
+
+
+def _read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     with _opened(path, kind) as file:
         header = _checked_header(path, kind, file.metadata() or {})
         tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -99,11 +154,18 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     return header, tensors
 
 
-def read_header(path: str | Path, kind: str) -> dict[str, Any]:
-    """Return the header of a file, checked against its digest, without reading the tensors."""
-    path = Path(path)
+def _read_header(path: Path, kind: str) -> dict[str, Any]:
     with _opened(path, kind) as file:
         return _checked_header(path, kind, file.metadata() or {})
+
+
+def stamp_of(path: Path) -> Stamp | None:
+    """Return what tells one version of a file from another without reading it; None where there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def check_file(path: str | Path) -> None:
@@ -115,7 +177,6 @@ def check_file(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def _opened(path: Path, kind: str) -> Iterator[Any]:
-    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             yield file

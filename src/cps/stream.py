@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.evidence import Evidence
+from cps.familiarity import check_reject
 from cps.images import as_images
 from cps.network import SharedNetwork
 from cps.prediction import Prediction, classify
@@ -43,13 +44,14 @@ class Stream:
 
     def predict_by(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
         """Predict the next images by the evidence of them, if that is at hand."""
-        statistics = self._network.statistics(self._selector.name)
-        groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
-        scores = task_scores(self._selector, evidence, statistics, groups).cpu().double()
-        said = (1 - STRAY) * scores.softmax(dim=1) + STRAY / scores.shape[1]
-        self._begin()
-        tasks = torch.stack([self._follow(each) for each in said])
-        return classify(self._network, evidence, tasks.to(self._network.device), reject=reject)
+        check_reject(reject)  # before the stream moves on
+        with self._network.in_use():
+            statistics = self._network.statistics(self._selector.name)
+            groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
+            said = _probabilities(task_scores(self._selector, evidence, statistics, groups).cpu().double())
+            self._begin()
+            tasks = torch.stack([self._follow(each) for each in said])
+            return classify(self._network, evidence, tasks.to(self._network.device), reject=reject)
 
     def _begin(self) -> None:
         """Know nothing, if this is the first call or other tasks have been learned."""
@@ -69,3 +71,9 @@ class Stream:
         self._rates = ((1 - RESTLESS) * self._rates + RESTLESS / len(RATES)) * likely
         self._rates /= self._rates.sum()
         return (self._rates @ self._tasks).argmax()
+
+
+def _probabilities(scores: Tensor) -> Tensor:
+    """Return what each image says about its task, shape (N, tasks); one without any sound score says nothing."""
+    shares = scores.nan_to_num(nan=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
+    return (1 - STRAY) * shares + STRAY / scores.shape[1]

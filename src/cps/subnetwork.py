@@ -20,7 +20,7 @@ class Fingerprint(NamedTuple):
     outputs: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Subnetwork:
     """What belongs to one task: masks over the shared weights, private parts, head and classes.
 
