@@ -62,7 +62,7 @@ def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[st
     evidence, _ = tested.until(tested.tasks - 1)
     for name, selector in selectors_around(cascade).items():
         statistics = learner.network.statistics(selector.name)
-        is_found = select(selector, evidence, statistics, _each(tested)) == tested.task
+        is_found = select(selector, evidence, statistics, _each(tested)).tasks == tested.task
         found[name] = {"class": _percent(is_found & tested.right), "task": _percent(is_found)}
         print(name, found[name], flush=True)
     return found
@@ -86,7 +86,7 @@ def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> d
     """Return how well images of tasks that were not learned are told from others, with the first half learned."""
     network, half = learner.network, tested.tasks // 2
     evidence = tested.of(slice(None), half)
-    tasks = select(selector, evidence, network.statistics(selector.name)[:half], _each(tested))
+    tasks = select(selector, evidence, network.statistics(selector.name)[:half], _each(tested)).tasks
     familiar, is_known = how_familiar(network, evidence, tasks).cpu(), (tested.task < half).cpu()
     known, strange = familiar[is_known], familiar[~is_known]
     share = {str(r): [_percent(s < r * STEPS) for s in (known, strange)] for r in REJECT}

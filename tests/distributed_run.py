@@ -11,6 +11,24 @@ import cps.training
 from conftest import conv_net, make_task
 
 
+class Wayward:
+    """A pruner that switches off other connections in each process."""
+
+    def __init__(self, rank: int):
+        self.draws = torch.Generator().manual_seed(rank)
+
+    def __call__(self, backbone, masks, batches):
+        return {name: mask & (torch.rand(mask.shape, generator=self.draws) < 0.7) for name, mask in masks.items()}
+
+
+def failure_of(save, path: Path) -> str:
+    try:
+        save(path)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
 def main(folder: Path, devices: int, network: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -20,7 +38,8 @@ def main(folder: Path, devices: int, network: str) -> None:
     if network == "norms left alone":  # the negative control
         cps.training.agree_on_buffers = lambda model, fabric: None
     fabric = cps.make_fabric(accelerator="cpu", devices=devices)
-    learner = cps.Learner(backbone, rounds=1, train=training, retrain=training, fabric=fabric)
+    pruner = Wayward(fabric.global_rank) if network == "norms" else cps.NNrelief()
+    learner = cps.Learner(backbone, pruner=pruner, rounds=1, train=training, retrain=training, fabric=fabric)
     tasks = [make_task(first, images=29) for first in (0, 10)]
     first = []
     for task in tasks:
@@ -34,6 +53,7 @@ def main(folder: Path, devices: int, network: str) -> None:
         "first task": first,
         "results": results,
         "passed": sum(passed),
+        "failure": failure_of(learner.save, Path(__file__) / "no folder" / "model.cps"),
         "images": sum(len(task.test[1]) for task in tasks),
     }
     (folder / f"{devices}-{fabric.global_rank}.json").write_text(json.dumps(note))

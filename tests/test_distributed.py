@@ -65,7 +65,7 @@ def test_negative_control_norm_statistics_differ_when_nobody_tends_to_them(tmp_p
 def test_the_model_of_two_processes_is_read_by_one(two_processes):
     from conftest import conv_net, make_task
 
-    learner = cps.load(two_processes / "2.cps", conv_net())
+    learner = cps.load(two_processes / "2.cps", conv_net(), pruner=cps.NNrelief())
     before = learner.fingerprint(0)
     learner.learn(make_task(20))
     assert learner.fingerprint(0) == before
@@ -87,6 +87,11 @@ def test_two_processes_give_the_result_of_one_at_the_same_global_batch(tmp_path)
             assert torch.equal(two[name], value)
 
 
+def test_all_ranks_fail_where_the_first_cannot_save(two_processes):
+    notes = [json.loads((two_processes / f"2-{rank}.json").read_text()) for rank in range(2)]
+    assert [note["failure"] for note in notes] == ["NotADirectoryError", "RuntimeError"]
+
+
 def test_old_answers_stay_identical_on_two_processes(two_processes):
     for rank in range(2):
         then, now = json.loads((two_processes / f"2-{rank}.json").read_text())["first task"]
@@ -100,7 +105,7 @@ def test_evaluation_is_shared_out_and_gives_what_one_process_gives(two_processes
     assert abs(first["passed"] - second["passed"]) <= 4
     from conftest import conv_net, make_task
 
-    learner = cps.load(two_processes / "2.cps", conv_net())
+    learner = cps.load(two_processes / "2.cps", conv_net(), pruner=cps.NNrelief())
     alone = cps.evaluate(learner, [make_task(f, images=29) for f in (0, 10)], group_sizes=[1, 5], flips=True)
     assert json.loads(json.dumps(alone)) == first["results"]
 

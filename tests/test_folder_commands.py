@@ -59,7 +59,7 @@ def test_learning_shows_what_was_chosen_and_what_came_out(parts):
         assert word in first, word
     assert "Learned task 1: bolt, nut from 36 images" in first
     assert "as the model has it" in second
-    assert "All tasks from before are unchanged" in second
+    assert "all tasks from before are unchanged" in second
     assert "with the task known" in second
 
 
@@ -90,7 +90,7 @@ def test_images_get_their_classes_as_a_table_as_json_and_as_csv(parts):
         "predict", root / "inbox", "--model", root / "parts.cps", "--json", "--group-by-folder", "--reject", 0, *CPU
     ).stdout
     rows = [json.loads(line) for line in lines.splitlines()]
-    assert [set(row) for row in rows] == [{"path", "class", "task", "confidence", "unknown", "error"}] * 10
+    assert [set(row) for row in rows] == [{"path", "class", "task", "share", "confidence", "unknown", "error"}] * 10
     assert [row["class"] for row in rows] == ["bolt"] * 5 + ["spring"] * 5
     assert [row["task"] for row in rows] == [1] * 5 + [2] * 5
     text = run(

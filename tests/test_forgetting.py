@@ -73,6 +73,8 @@ def test_the_file_holds_nothing_that_only_that_task_had(learner, task, tmp_path)
     learner.forget(task)
     learner.save(path)
     assert found() == (0, [False] * 3)
+    held = torch.cat([value.flatten().float() for value in learner.network.backbone.state_dict().values()])
+    assert not torch.isin(secrets, held).any()  # the backbone held what was trained last
 
 
 def test_weights_that_only_that_task_used_are_free_again(learner):

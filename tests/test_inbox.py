@@ -48,7 +48,7 @@ def test_files_folders_and_patterns_are_found_once_and_in_order(box, monkeypatch
 
 def test_images_one_by_one_get_the_answers_of_the_learner(learner, box):
     files = inbox.find_images([box])
-    found = list(inbox.answers(learner, inbox.by_number(files, 1), 8))
+    found = list(inbox.answers(learner, inbox.by_number(files, 1)))
     expected = learner.predict(read_folder(box, size=8).images)
     assert [answer.path for answer in found] == files
     assert [answer.label for answer in found] == expected.classes
@@ -61,7 +61,7 @@ def test_the_images_of_a_group_share_a_task_and_damaged_ones_only_drop_out(learn
     files = inbox.find_images([box])
     for groups in (list(inbox.by_folder(files)), list(inbox.by_number(files, 6))):
         assert [len(group) for group in groups] == [6, 6]
-        found = list(inbox.answers(learner, groups, 8))
+        found = list(inbox.answers(learner, groups))
         assert [answer.path for answer in found] == files
         assert [bool(answer.error) for answer in found] == [index == 2 for index in range(12)]
         assert "bolt/2.png" in found[2].error
@@ -79,7 +79,7 @@ def test_a_group_of_less_than_one_is_refused():
 
 def test_a_group_that_cannot_be_read_at_all_is_all_errors(learner, tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
-    found = list(inbox.answers(learner, [[tmp_path / "a.png"]], 8))
+    found = list(inbox.answers(learner, [[tmp_path / "a.png"]]))
     assert found[0].task is None
     assert found[0].error
 
@@ -95,7 +95,7 @@ def test_new_images_are_predicted_when_they_are_whole(learner, box, tmp_path, mo
     seen = []
 
     def run():
-        for answer in inbox.watch(learner, folder, 8, interval=0.02, until=done.is_set):
+        for answer in inbox.watch(lambda: learner, folder, interval=0.02, until=done.is_set):
             seen.append(answer)
 
     def wait_for(number):
@@ -127,14 +127,14 @@ def test_new_images_are_predicted_when_they_are_whole(learner, box, tmp_path, mo
 def test_what_arrives_before_the_first_answer_is_asked_for_is_new_too(learner, box, tmp_path):
     folder = tmp_path / "arriving"
     folder.mkdir()
-    coming = inbox.watch(learner, folder, 8, interval=0.01)
+    coming = inbox.watch(lambda: learner, folder, interval=0.01)
     (folder / "new.png").write_bytes((box / "bolt" / "0.png").read_bytes())
     assert next(coming).path.name == "new.png"
 
 
 def test_a_folder_that_is_not_there_cannot_be_watched(learner, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        inbox.watch(learner, tmp_path / "nowhere", 8)
+        inbox.watch(lambda: learner, tmp_path / "nowhere")
 
 
 def test_reading_many_images_keeps_few_in_memory(learner, box, monkeypatch):
@@ -143,7 +143,7 @@ def test_reading_many_images_keeps_few_in_memory(learner, box, monkeypatch):
     monkeypatch.setattr(inbox, "TOGETHER", 2)
     real = inbox.decode_image
     monkeypatch.setattr(inbox, "decode_image", lambda path, size: decoded.append(path) or real(path, size))
-    coming = inbox.answers(learner, inbox.by_number(inbox.find_images([box]), 1), 8, workers=1)
+    coming = inbox.answers(learner, inbox.by_number(inbox.find_images([box]), 1), workers=1)
     next(coming)
     assert len(decoded) <= 4
     assert torch.tensor([answer.task for answer in coming]).numel() == 11

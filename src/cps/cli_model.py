@@ -30,7 +30,9 @@ def learn(
     augment: Annotated[str | None, typer.Option(help="none, shift, shift+flip or crop+flip.")] = None,
     alpha: Annotated[float | None, typer.Option(min=0.01, max=1.0, help="Share of the signal kept by pruning.")] = None,
     hold_out: Annotated[float, typer.Option(min=0.0, max=0.5, help="Share of images that measure accuracy.")] = 0.1,
-    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read.")] = False,
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="Leave out images that cannot be read, and empty folders.")
+    ] = False,
     as_version: Annotated[bool, typer.Option("--as-version", help="Learn a known class anew, as 'name (2)'.")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of a new model. Else 0.")] = None,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
@@ -38,7 +40,7 @@ def learn(
         str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. Else bf16-mixed on a GPU.")
     ] = None,
 ) -> None:
-    """Learn a folder of new classes; nothing that was learned before changes.
+    """Learn a folder of new classes; no subnetwork that was learned before changes.
 
     The images are not needed afterwards. Stopped or killed, it goes on when the same command is given again; until it
     is done, the model stays as it was.
@@ -53,13 +55,13 @@ def learn(
     fabric = make_fabric(accelerator=accelerator, precision=precision)
     with going_on(growing.checkpoint_of(model).exists):
         with progress_bar() as show:
-            looked = look(shipment, watch=show)
+            looked = look(shipment, skip_empty=skip_damaged, watch=show)
         with locked(model):
             growth = growing.prepare(model, looked, wishes, fabric, weights=weights, as_version=as_version)
             if growth.done is not None:
                 console.print(f"These images were learned before, as task {growth.done + 1}; there is nothing to do.")
                 return
-            for warning in looked.warnings():
+            for warning in (*looked.warnings(), *growing.namesakes(growth)):
                 warn(warning)
             _show_choices(growth, precision_of(fabric), "asked for" if precision else str(fabric.device))
             with progress_bar() as show:
@@ -182,7 +184,9 @@ def _show_choices(growth: "Growth", precision: str, why: str) -> None:
     images = sum(counts.values())
     expected = estimate(growth.learner, growth.size, images, max(2, len(counts)))
     of_what = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in its four turns"
-    table = Table("setting", "value", "why", title=f"{_number(images, 'image')} of {of_what}")
+    learned = sum(len(subnetwork.classes) for subnetwork in growth.learner.network.subnetworks)
+    whose = f"{shown(growth.model)}, which knows {learned}" if growth.model.exists() else f"new: {shown(growth.model)}"
+    table = Table("setting", "value", "why", title=f"{_number(images, 'image')} of {of_what}; the model is {whose}")
     for choice in growth.choices:
         table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, why)
@@ -194,6 +198,8 @@ def _show_choices(growth: "Growth", precision: str, why: str) -> None:
 
 
 def _show_learned(growth: "Growth", learned: "Learned") -> None:
+    from cps.observation import ENOUGH
+
     notes = learned.notes
     console.print(
         f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from "
@@ -202,7 +208,9 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
         highlight=False,
     )
     if learned.task:
-        console.print("All tasks from before are unchanged: their fingerprints hold.")
+        console.print("The subnetworks of all tasks from before are unchanged: their fingerprints hold.")
+    if notes["held out"] < ENOUGH:
+        console.print(f"Under {ENOUGH} images were held out, so unknown ones are told roughly; --hold-out takes more.")
     console.print(f"Wrote [bold]{shown(growth.model)}[/bold]. The images are not needed any more.")
 
 

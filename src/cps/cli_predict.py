@@ -4,19 +4,24 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from cps.terminal import console, errors, printable, progress_bar, shown
+from cps.terminal import console, errors, printable, progress_bar, shown, warn
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from cps.following import Followed
     from cps.inbox import Answer
+    from cps.learner import Learner
 
 SOME_UNREADABLE = 3  # exit code
-COLUMNS: tuple[str, ...] = ("path", "class", "task", "confidence", "unknown", "error")
+COLUMNS: tuple[str, ...] = ("path", "class", "task", "share", "confidence", "unknown", "error")
 
 
 def predict(
@@ -28,6 +33,7 @@ def predict(
     group_by_folder: Annotated[
         bool, typer.Option("--group-by-folder", help="Images of a folder share a task.")
     ] = False,
+    task: Annotated[int | None, typer.Option(min=1, help="The task of all images, where it is known.")] = None,
     watch: Annotated[Path | None, typer.Option(help="Then predict images as they arrive in this folder.")] = None,
     reject: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of known images that may be called unknown; 0: never unknown.")
@@ -36,47 +42,88 @@ def predict(
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV with a header.")] = False,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
 ) -> None:
-    """Name the class of images, with the task it was found in and a confidence; or call them unknown.
+    """Name the class of images, with the task it was found in, and how sure both are; or call them unknown.
 
-    Ends with 0 if all images were predicted, 3 if some could not be read, 1 after an error, 2 for a wrong command.
+    The share is the task's among all tasks, the confidence the class's in that task: an answer is as sure as both. Ends
+    with 0 if all images were predicted, 3 if some could not be read, 1 after an error, 2 for a wrong command.
     """
+    is_grouped = group > 1 or group_by_folder
     if (as_json and as_csv) or (group > 1 and group_by_folder) or (not images and watch is None):
         raise typer.BadParameter(
             "give images or --watch; at most one of --json and --csv, and one of --group and --group-by-folder"
         )
-    if not images and (group > 1 or group_by_folder):
-        raise typer.BadParameter("images that arrive one by one have no groups; --group is for images that are named")
+    if is_grouped and (not images or task is not None):
+        raise typer.BadParameter("groups are for images that are named, and to find their task, so not with --task")
     from cps import inbox
     from cps.devices import make_fabric
-    from cps.growing import size_of
-    from cps.loading import load
+    from cps.following import Followed
 
-    learner = load(model, fabric=make_fabric(accelerator=accelerator))
-    if not learner.network.subnetworks:
-        raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
-    size = size_of(learner, model)
-    coming = inbox.watch(learner, watch, size, reject=reject) if watch is not None else iter(())
+    fabric = make_fabric(accelerator=accelerator)
+    followed = Followed(model, lambda: _opened(model, fabric))
+    asked = {"task": _index(task, followed.made), "reject": reject}
+    coming = inbox.watch(partial(_current, followed), watch, **asked) if watch is not None else iter(())
     files = inbox.find_images(images) if images else []
+    _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
     is_table = not (as_json or as_csv or watch)
     unreadable = _Unreadable()
     write = _writer(as_json=as_json, as_csv=as_csv)
-    found = unreadable.counted(inbox.answers(learner, groups, size, reject=reject))
+    found = unreadable.counted(inbox.answers(followed.made, groups, **asked))
     if is_table:
         _show([*_with_bar(found, len(files))])
     else:
         for answer in _with_bar(found, len(files)):
             write(answer)
     if watch is not None:
-        errors.print(f"watching {shown(watch)}; Ctrl-C stops")
-        try:
-            for answer in unreadable.counted(coming):
-                write(answer)
-        except KeyboardInterrupt:
-            errors.print("stopped")
+        _write_coming(unreadable.counted(coming), watch, write)
     if unreadable.number:
         errors.print(f"{unreadable.number} image(s) could not be read", highlight=False)
         raise typer.Exit(SOME_UNREADABLE)
+
+
+def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[Answer], None]") -> None:
+    errors.print(f"watching {shown(folder)}; Ctrl-C stops")
+    try:
+        for answer in coming:
+            write(answer)
+    except KeyboardInterrupt:
+        errors.print("stopped")
+
+
+def _opened(model: Path, fabric: "Fabric") -> "Learner":
+    from cps.familiarity import ROUGH
+    from cps.inbox import size_of
+    from cps.loading import load
+
+    learner = load(model, fabric=fabric)
+    learner.network.told.add(ROUGH)  # which `cps learn` has said
+    if not learner.network.subnetworks:
+        raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
+    size_of(learner)
+    return learner
+
+
+def _index(task: int | None, learner: "Learner") -> int | None:
+    """Return a task that counts from 1 as it counts from 0."""
+    known = len(learner.network.subnetworks)
+    if task is not None and task > known:
+        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
+    return None if task is None else task - 1
+
+
+def _current(followed: "Followed[Learner]") -> "Learner":
+    """Return the learner of the model as it is now, and say if it is another."""
+    if followed.refresh():
+        tasks = len(followed.made.network.subnetworks)
+        errors.print(f"the model has changed; now it answers with {tasks} task(s)", highlight=False)
+    return followed.made
+
+
+def _name_overlooked(paths: list[Path]) -> None:
+    from cps.folders import in_quotes
+
+    if paths:
+        warn(f"{len(paths)} file(s) are left out, since they are no images: {in_quotes(paths)}")
 
 
 class _Unreadable:
@@ -94,9 +141,8 @@ class _Unreadable:
 def _row(answer: "Answer") -> dict[str, str | int | float | None]:
     """Return an answer as plain data; the task counts from 1."""
     task = None if answer.task is None else answer.task + 1
-    share = None if answer.confidence is None else round(answer.confidence, 4)
-    error = answer.error or None
-    values = (str(answer.path), answer.label, task, share, _is_unknown(answer), error)
+    sure = [None if value is None else round(value, 4) for value in (answer.share, answer.confidence)]
+    values = (str(answer.path), answer.label, task, *sure, _is_unknown(answer), answer.error or None)
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -119,8 +165,22 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
 
         return write_csv
     if as_json:
-        return lambda answer: print(json.dumps(_row(answer), ensure_ascii=False), flush=True)
+        return lambda answer: print(_json(_row(answer)), flush=True)
     return lambda answer: console.print(shown(_in_words(answer)), highlight=False, soft_wrap=True)
+
+
+def _json(row: dict[str, Any]) -> str:
+    """Return a row as JSON: as it reads, unless it holds a name that is no text."""
+    text = json.dumps(row, ensure_ascii=False)
+    return text if text.isascii() or _is_text(text) else json.dumps(row)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _in_words(answer: "Answer") -> str:
@@ -128,7 +188,8 @@ def _in_words(answer: "Answer") -> str:
         return f"{answer.path}: {answer.error}"
     if _is_unknown(answer):
         return f"{answer.path}: unknown (nearest is task {answer.task + 1})"
-    return f"{answer.path}: {answer.label} (task {answer.task + 1}, confidence {answer.confidence:.2f})"
+    sure = f"share {answer.share:.2f}, confidence {answer.confidence:.2f}"
+    return f"{answer.path}: {answer.label} (task {answer.task + 1}, {sure})"
 
 
 def _with_bar(answers: "Iterator[Answer]", total: int) -> "Iterator[Answer]":
@@ -139,13 +200,13 @@ def _with_bar(answers: "Iterator[Answer]", total: int) -> "Iterator[Answer]":
 
 
 def _show(answers: "list[Answer]") -> None:
-    table = Table("image", "class", "task", "confidence")
+    table = Table("image", "class", "task", "share", "confidence")
     table.columns[0].overflow = table.columns[1].overflow = "fold"
     for answer in answers:
         if answer.error:
-            table.add_row(shown(answer.path), f"[red]{shown(answer.error)}[/red]", "", "")
+            table.add_row(shown(answer.path), f"[red]{shown(answer.error)}[/red]", "", "", "")
         else:
             task = "" if answer.task is None else str(answer.task + 1)
-            name = "[yellow]unknown[/yellow]" if _is_unknown(answer) else shown(answer.label)
-            table.add_row(shown(answer.path), name, task, f"{answer.confidence:.2f}")
+            name = "[yellow](unknown)[/yellow]" if _is_unknown(answer) else shown(answer.label)
+            table.add_row(shown(answer.path), name, task, f"{answer.share:.2f}", f"{answer.confidence:.2f}")
     console.print(table)

@@ -1,5 +1,6 @@
 """Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
 
+import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -66,7 +67,15 @@ def ready(fabric: "Fabric") -> "Fabric":
         raise ValueError(f"precision {precision_of(fabric)} cannot be used; there are: {', '.join(PRECISIONS)}")
     if not fabric._launched:
         fabric.launch()
+        if fabric.world_size > 1:
+            atexit.register(_leave_the_others)
     return fabric
+
+
+def _leave_the_others() -> None:
+    """Take leave of the other processes; threads of torch that still wait for them would abort this one at its end."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def precision_of(fabric: "Fabric") -> str:

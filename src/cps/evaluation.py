@@ -118,7 +118,8 @@ def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: 
     selected = {}
     for after in range(tested.tasks):
         known, images = tested.until(after)
-        selected[after] = select(selector, known, statistics[: after + 1], groups[:images]) == tested.task[:images]
+        found = select(selector, known, statistics[: after + 1], groups[:images]).tasks
+        selected[after] = found == tested.task[:images]
     accuracy = _matrix(tested, {after: found & tested.right[: len(found)] for after, found in selected.items()})
     last = selected[max(selected)]
     five = None if tested.right_of_five is None else tested.right_of_five & last

@@ -1,8 +1,5 @@
 """Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
 
-import logging
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -10,10 +7,12 @@ from cps.evidence import Evidence
 from cps.network import SharedNetwork
 from cps.storage import FileError
 
-log = logging.getLogger(__name__)
-
 NAME = "familiarity"  # its place among the statistics of a subnetwork
 STEPS = 1000  # in which shares of images are counted
+ROUGH = (
+    "how familiar images look was measured on training images for some tasks: the share of known images called "
+    "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
+)
 
 
 def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
@@ -50,16 +49,8 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
     if any(not float(each.statistics[NAME]["are_new"]) for each in network.subnetworks):
-        _say_once(
-            "how familiar images look was measured on training images for some tasks: the share of known images called "
-            "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
-        )
+        network.tell_once(ROUGH)
     return how_familiar(network, evidence, tasks) >= round(reject * STEPS)
-
-
-@cache
-def _say_once(text: str) -> None:
-    log.warning(text)
 
 
 def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # whatever a file is called; no other runs
 LARGEST = 40_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
-MOST_NAMED = 20  # of the images that cannot be read
+MOST_NAMED = 20  # of the files that a message is about
 READER = 3  # counted up whenever the same file would become other pixels
 
 
@@ -175,8 +175,8 @@ def read_folder(folder: str | Path, *, size: int, **settings: Any) -> FolderImag
     return ImageFolder(folder, size=size, **settings).read()
 
 
-def list_images(folder: str | Path) -> list[Path]:
-    """Return the images in the folders of all classes, sorted; refuse a folder that has none."""
+def list_images(folder: str | Path, *, skip_empty: bool = False) -> list[Path]:
+    """Return the images in the folders of all classes, sorted; refuse a class that has none, or skip it."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(
@@ -187,16 +187,21 @@ def list_images(folder: str | Path) -> list[Path]:
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise ValueError(f"'{folder}' has no folders in it; put the images of each class in a folder of that name")
-    files = []
-    for name in classes:
-        found = sorted(p for p in name.iterdir() if p.suffix.lower() in SUFFIXES and is_plain_file(p))
-        if not found:
-            deeper = " itself, only folders in it" if any(path.is_dir() for path in name.iterdir()) else ""
-            raise ValueError(
-                f"the folder of class '{name.name}' holds no image{deeper}; known are {', '.join(sorted(SUFFIXES))}"
-            )
-        files += found
-    return files
+    files = {
+        each: sorted(path for path in each.iterdir() if path.suffix.lower() in SUFFIXES and is_plain_file(path))
+        for each in classes
+    }
+    empty = [each for each, found in files.items() if not found]
+    if empty and (not skip_empty or len(empty) == len(classes)):
+        deeper = " itself, only folders in it" if any(path.is_dir() for path in empty[0].iterdir()) else ""
+        named, known = in_quotes([each.name for each in empty]), ", ".join(sorted(SUFFIXES))
+        raise ValueError(f"the folder of class {named} holds no image{deeper}; known are {known}")
+    return [path for found in files.values() for path in found]
+
+
+def in_quotes(names: Sequence[object]) -> str:
+    """Return names in quotes, in a row; of many, only the first."""
+    return ", ".join(f"'{name}'" for name in names[:MOST_NAMED]) + (", ..." if len(names) > MOST_NAMED else "")
 
 
 def is_plain_file(path: Path) -> bool:

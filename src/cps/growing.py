@@ -6,6 +6,7 @@ no image least of all.
 
 import datetime
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from torch import Tensor
 
 import cps
 from cps import storage
+from cps.data import ClassName
 from cps.folders import FolderImages, ImageError, ImageFolder
 from cps.forms import SETTINGS
-from cps.images import side_of
+from cps.inbox import size_of
 from cps.learner import Learner
 from cps.loading import load
 from cps.machine import bits_depend_on
@@ -79,7 +81,7 @@ def prepare(
     model = Path(model)
     if model.exists():
         learner = load(model, fabric=fabric)
-        size = size_of(learner, model)
+        size = size_of(learner)
         choices = apply(wishes, learner, size)
     else:
         proposal = propose(shipment, wishes, has_gpu=fabric.device.type == "cuda")
@@ -95,15 +97,6 @@ def prepare(
                 storage.remove(checkpoint_of(model))  # a kill may have come just before
             return Growth(model, learner, shipment, size, choices, {}, done=task)
     return Growth(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
-
-
-def size_of(learner: Learner, model: str | Path) -> int:
-    """Return the side in pixels of the images that a model was made for; refuse one of other than colour squares."""
-    shape = learner.network.input_shape
-    side = side_of(shape)
-    if side is None:
-        raise ValueError(f"'{model}' was learned from images of shape {shape}; folders give colour squares (3, n, n)")
-    return side
 
 
 def checkpoint_of(model: str | Path) -> Path:
@@ -196,18 +189,39 @@ def known_classes(growth: Growth, read: FolderImages) -> list[str]:
 
 def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:
     """Return the class of each folder; a known name is refused, or counted up."""
-    known = {str(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
+    known = {_one_form(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
     names = {}
-    for name in shipment.counts:
+    for folder in shipment.counts:
+        name = _one_form(folder)
         if name in known and not as_version:
             raise ValueError(
                 f"class '{name}' was learned already, in task {known[name] + 1}; give its folder another name, or add "
                 f"--as-version to learn it as '{_version(name, {*known})}'"
             )
-        names[name] = _version(name, {*known, *names.values()}) if name in known else name
+        names[folder] = _version(name, {*known, *names.values()}) if name in known else name
     if len(set(names.values())) != len(names):
         raise ValueError(f"two folders of '{shipment.folder}' would become one class; rename one of them")
     return names
+
+
+def _one_form(name: ClassName) -> str:
+    """Return a name in the one form of Unicode, of several that look the same, that class names have."""
+    return unicodedata.normalize("NFC", str(name))
+
+
+def namesakes(growth: Growth) -> list[str]:
+    """Return a warning for each new class whose name differs from another's by letter case or blanks alone."""
+    learned = [str(name) for sub in growth.learner.network.subnetworks for name in sub.classes]
+    found = []
+    for name in growth.names.values():
+        alike = [other for other in learned if other != name and _bare(other) == _bare(name)]
+        found += [f"class '{name}' is called almost like '{alike[0]}'; is it the same?"] if alike else []
+        learned.append(name)
+    return found
+
+
+def _bare(name: str) -> str:
+    return "".join(name.casefold().split())
 
 
 def _version(name: str, known: set[str]) -> str:

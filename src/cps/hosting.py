@@ -4,7 +4,6 @@ A new file is loaded and checked before it takes the place of the old model. One
 what `problem` says.
 """
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,19 +16,18 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.devices import make_fabric
+from cps.familiarity import ROUGH
+from cps.following import Followed
 from cps.gate import Limits
 from cps.images import side_of
 from cps.learner import Learner
 from cps.loading import load
 from cps.prediction import classify
 from cps.replies import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
-from cps.selection import best_task, consecutive_groups, task_scores
-from cps.storage import stamp_of
+from cps.selection import best_task, consecutive_groups, task_scores, task_shares
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
-
-log = logging.getLogger(__name__)
 
 LARGEST = 1024  # pixels of a side that a model may ask for
 
@@ -50,35 +48,39 @@ class Host:
     def __init__(self, path: str | Path, limits: Limits, *, reject: float = 0.01, accelerator: str = "cpu"):
         """`reject` is the share of known images that may be called unknown."""
         self.path, self.limits, self.reject = Path(path), limits, reject
-        self.fabric = make_fabric(accelerator=accelerator)
-        self.problem: str | None = None
-        self._stamp = stamp_of(self.path)
-        self.model = _hosted(self.path, limits, self.fabric)
+        fabric = make_fabric(accelerator=accelerator)
+        self._followed = Followed(self.path, lambda: _hosted(self.path, limits, fabric))
+
+    @property
+    def model(self) -> Hosted:
+        """The model that answers."""
+        return self._followed.made
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the file now on the disk, if anything is."""
+        return self._followed.problem
 
     def refresh(self) -> bool:
         """Read the file again if it has changed, and say whether a new model answers now."""
-        stamp = stamp_of(self.path)
-        if stamp == self._stamp:
-            return False
-        self._stamp = stamp
-        try:
-            self.model = _hosted(self.path, self.limits, self.fabric)
-        except Exception as error:  # whatever is wrong with the new file, the old model answers
-            self.problem = str(error).encode("utf-8", "replace").decode()
-            log.warning("the old model stays: %s", self.problem)
-            return False
-        self.problem = None
-        return True
+        return self._followed.refresh()
 
-    def predict(self, model: Hosted, images: Tensor, names: Sequence[str], *, group: bool) -> list[ImageReply]:
-        """Return what the model says about images (N, 3, size, size); as a group, all share a task."""
+    def predict(
+        self, model: Hosted, images: Tensor, names: Sequence[str], *, group: bool, task: int | None = None
+    ) -> list[ImageReply]:
+        """Return what the model says about images (N, 3, size, size).
+
+        As a group, all share a task; it is that `task`, from 0, if it is told.
+        """
+        size = len(images) if group else 1
         with model.learner.network.in_use():
-            return _replies(model.learner, images, names, len(images) if group else 1, self.reject)
+            return _replies(model.learner, images, names, group_size=size, task=task, reject=self.reject)
 
 
 def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
     """Load a model and let it look at a blank image, so that the first request finds everything ready."""
     learner = load(path, fabric=fabric)
+    learner.network.told.add(ROUGH)  # which `cps learn` has said
     shape = learner.network.input_shape
     if not learner.network.subnetworks or shape is None:
         raise ValueError(f"'{path}' has learned nothing yet; there is nothing to serve")
@@ -87,32 +89,39 @@ def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
         raise ValueError(
             f"'{path}' was learned with images {shape}; served are colour images (3, size, size), size <= 1024"
         )
-    _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""], 1, 0.0)
+    _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
     about = _about(path, learner, limits).model_dump_json(by_alias=True).encode()
     return Hosted(learner, side, about, datetime.now(UTC))
 
 
 def _replies(
-    learner: Learner, images: Tensor, names: Sequence[str], group_size: int, reject: float
+    learner: Learner,
+    images: Tensor,
+    names: Sequence[str],
+    *,
+    group_size: int = 1,
+    task: int | None = None,
+    reject: float = 0.0,
 ) -> list[ImageReply]:
     network, selector = learner.network, learner.selectors[0]
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
     scores = task_scores(selector, evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
-    chosen = classify(network, evidence, best_task(scores), reject=reject)
-    every = [classify(network, evidence, torch.full_like(groups, task)) for task in range(len(evidence))]
-    shares = scores.softmax(dim=1)
+    found = best_task(scores) if task is None else torch.full_like(groups, task)
+    chosen = classify(network, evidence, found, reject=reject)
+    every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]
+    shares = task_shares(scores)
     replies = []
     for index, name in enumerate(names):
         tasks = [
             TaskReply(
-                task=task + 1,
-                score=_number(scores[index, task]),
-                share=_number(shares[index, task]),
+                task=each + 1,
+                score=_number(scores[index, each]),
+                share=_number(shares[index, each]),
                 class_=_name(said.classes[index]),
                 confidence=_number(said.confidence[index]),
             )
-            for task, said in enumerate(every)
+            for each, said in enumerate(every)
         ]
         is_unknown = chosen.classes[index] is None
         replies.append(

@@ -1,6 +1,7 @@
 """Images in any form become one tensor; pixels that no network can use are refused."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ def as_images(images: Any) -> Tensor:
     Pictures (N, channels, height, width) are bytes (uint8), which the network scales to 0 to 1, or floats, which it
     takes as they are; other integers are refused, since nobody knows their scale. So are NaN and infinite pixels.
     """
+    if isinstance(images, str | Path):
+        raise TypeError(f"images are tensors, arrays or a data set, got the path '{images}'; see cps.read_folder")
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +18,9 @@ import numpy as np
 import torch
 
 from cps.folders import SUFFIXES, ImageError, decode_image
+from cps.images import side_of
 from cps.learner import Learner
+from cps.prediction import Prediction
 
 TOGETHER = 256  # images that are looked at together, unless a group is larger
 PATIENCE = 5.0  # seconds that a file which cannot be read may still be being written
@@ -25,7 +28,9 @@ PATIENCE = 5.0  # seconds that a file which cannot be read may still be being wr
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model says about a file: class, task (from 0) and confidence; or `error`, where it cannot be read.
+    """What the model says about a file: class, task (from 0), the task's share and the class's confidence.
+
+    Or `error`, where it cannot be read.
 
     The class is None where the image looks like none that was learned; the task is then the nearest.
     """
@@ -33,6 +38,7 @@ class Answer:
     path: Path
     label: str | None = None
     task: int | None = None
+    share: float | None = None
     confidence: float | None = None
     error: str = ""
 
@@ -43,19 +49,27 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
     A file that is named is taken whatever it is called, and even if it is not there, which its answer will say; one
     that is named twice is taken once.
     """
-    found: dict[Path, None] = {}
+    found: dict[Path, Path] = {}  # by where they really lie
     missing = []
     for place in places:
         path = Path(place)
         paths = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
         missing += [] if paths else [path]
         for one in paths or [path]:
-            found |= dict.fromkeys(_images_in(one) if one.is_dir() else [one])
+            for image in _images_in(one) if one.is_dir() else [one]:
+                found.setdefault(image.resolve(), image)
     if missing and len(missing) == len(found):
         raise FileNotFoundError(f"there is no file or folder '{missing[0]}', and nothing fits it as a pattern")
     if not found:
-        raise FileNotFoundError(f"there is no image in {', '.join(f'{str(place)!r}' for place in places)}")
-    return list(found)
+        named = ", ".join(f"'{place}'" for place in places)
+        raise FileNotFoundError(f"there is no image in {named}; known are {', '.join(sorted(SUFFIXES))}")
+    return list(found.values())
+
+
+def overlooked(places: Iterable[str | Path]) -> list[Path]:
+    """Return the files in the folders among some places that are not taken for images; hidden ones are not meant."""
+    folders = [Path(place) for place in places if Path(place).is_dir()]
+    return [path for folder in folders for path in _inside(folder) if not path.is_dir() and not _is_image(path)]
 
 
 def by_number(paths: Sequence[Path], number: int) -> Iterator[list[Path]]:
@@ -73,39 +87,57 @@ def by_folder(paths: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def answers(
-    learner: Learner, groups: Iterable[list[Path]], size: int, *, reject: float = 0.0, workers: int = 8
+    learner: Learner,
+    groups: Iterable[list[Path]],
+    *,
+    task: int | None = None,
+    reject: float = 0.0,
+    workers: int = 8,
 ) -> Iterator[Answer]:
     """Yield an answer for each file, in order; the files of a group are assumed to share a task.
 
-    A share `reject` of images that are known may be taken for unknown.
+    All are of the `task`, from 0, if that is told. A share `reject` of known images may be taken for unknown.
     """
+    size = size_of(learner)
+    ask = partial(learner.predict, task=task, reject=reject)
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[list[list[tuple[Path, Future]]]] = deque()
         for batch in _batches(groups):
             waiting.append([[(path, pool.submit(decode_image, path, size)) for path in group] for group in batch])
             if len(waiting) == 2:
-                yield from _look(learner, waiting.popleft(), reject)
+                yield from _looked_at(ask, waiting.popleft())
         while waiting:
-            yield from _look(learner, waiting.popleft(), reject)
+            yield from _looked_at(ask, waiting.popleft())
+
+
+def size_of(learner: Learner) -> int:
+    """Return the side in pixels of the images that a model was made for; refuse one of other than colour squares."""
+    shape = learner.network.input_shape
+    side = side_of(shape)
+    if side is None:
+        raise ValueError(f"the model was learned from images of shape {shape}; files give colour squares (3, n, n)")
+    return side
 
 
 def watch(
-    learner: Learner,
+    current: Callable[[], Learner],
     folder: Path,
-    size: int,
     *,
+    task: int | None = None,
     reject: float = 0.0,
     interval: float = 0.5,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Answer]:
     """Return an iterator of answers for images that are new in a folder from now on, once they have stopped growing.
 
+    `current` returns the learner to ask; it is called before each look at the folder.
     One that cannot be read may be half written: it is tried again until it has not changed for some seconds. One that
     changes later is new again.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
-    return _watch(learner, folder, size, reject, interval, until, _states(folder))
+    ask = partial(answers, task=task, reject=reject)
+    return _watch(current, folder, ask, interval, until, _states(folder))
 
 
 class State(NamedTuple):
@@ -116,20 +148,19 @@ class State(NamedTuple):
 
 
 def _watch(
-    learner: Learner,
+    current: Callable[[], Learner],
     folder: Path,
-    size: int,
-    reject: float,
+    ask: Callable[[Learner, list[list[Path]]], Iterator[Answer]],
     interval: float,
     until: Callable[[], bool],
     handled: dict[Path, State | None],
 ) -> Iterator[Answer]:
     before: dict[Path, State | None] = {}
     while not until():
-        now = _states(folder)
+        learner, now = current(), _states(folder)
         still = {path: state for path, state in now.items() if state and before.get(path) == state}
         ready = [[path] for path, state in still.items() if handled.get(path) != state]
-        for answer in answers(learner, ready, size, reject=reject):
+        for answer in ask(learner, ready):
             state = still[answer.path]
             if _state(answer.path) != state:
                 continue  # it changed while it was looked at, so what was seen may be a part
@@ -141,8 +172,16 @@ def _watch(
 
 
 def _images_in(folder: Path) -> list[Path]:
-    inside = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    return sorted(p for p in inside if p.is_file() and not any(n.startswith(".") for n in p.relative_to(folder).parts))
+    return [path for path in _inside(folder) if _is_image(path)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Return all that is in a folder and the folders in it, but for what is hidden."""
+    return sorted(p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.is_file()
 
 
 def _states(folder: Path) -> dict[Path, State | None]:
@@ -170,26 +209,25 @@ def _batches(groups: Iterable[list[Path]]) -> Iterator[list[list[Path]]]:
         yield [group, *islice(coming, number - 1)]
 
 
-def _look(learner: Learner, batch: list[list[tuple[Path, Future]]], reject: float) -> Iterator[Answer]:
+Ask = Callable[..., Prediction]
+
+
+def _looked_at(ask: Ask, batch: list[list[tuple[Path, Future]]]) -> Iterator[Answer]:
     """Yield the answers for groups whose images are being decoded; groups of one size are looked at together."""
     read = [[(path, _result(future)) for path, future in group] for group in batch]
     good = [[(path, image) for path, image in group if not isinstance(image, ImageError)] for group in read]
     said: dict[Path, Answer] = {}
     for number in {len(group) for group in good} - {0}:
-        said |= _said(learner, [pair for group in good if len(group) == number for pair in group], number, reject)
+        said |= _said(ask, [pair for group in good if len(group) == number for pair in group], number)
     for path, image in chain.from_iterable(read):
         yield Answer(path, error=str(image)) if isinstance(image, ImageError) else said[path]
 
 
-def _said(
-    learner: Learner, images: list[tuple[Path, np.ndarray]], group_size: int, reject: float
-) -> dict[Path, Answer]:
-    pixels = torch.from_numpy(np.stack([image for _, image in images]))
-    found = learner.predict(pixels, group_size=group_size, reject=reject)
-    rows = zip(images, found.classes, found.tasks.tolist(), found.confidence.tolist(), strict=True)
-    return {
-        path: Answer(path, None if name is None else str(name), task, share) for (path, _), name, task, share in rows
-    }
+def _said(ask: Ask, images: list[tuple[Path, np.ndarray]], group_size: int) -> dict[Path, Answer]:
+    found = ask(torch.from_numpy(np.stack([image for _, image in images])), group_size=group_size)
+    names = [None if name is None else str(name) for name in found.classes]
+    rows = zip(names, found.tasks.tolist(), found.share.tolist(), found.confidence.tolist(), strict=True)
+    return {path: Answer(path, *row) for (path, _), row in zip(images, rows, strict=True)}
 
 
 def _result(future: Future) -> np.ndarray | ImageError:

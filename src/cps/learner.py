@@ -163,8 +163,8 @@ class Learner:
                 check_task(task, self.network)
                 chosen = Oracle(int(task))
             groups = consecutive_groups(len(images), group_size, self.network.device)
-            tasks = select(chosen, evidence, self.network.statistics(chosen.name), groups)
-            return classify(self.network, evidence, tasks, reject=reject)
+            selected = select(chosen, evidence, self.network.statistics(chosen.name), groups)
+            return classify(self.network, evidence, *selected, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
         """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""

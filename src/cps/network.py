@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,8 @@ from cps.storage import digest
 from cps.subnetwork import Fingerprint, Subnetwork
 from cps.threads import OneAtATime
 from cps.views import Upright, Views, class_logits, mean_of
+
+log = logging.getLogger(__name__)
 
 
 class SharedNetwork:
@@ -46,7 +49,7 @@ class SharedNetwork:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None
-        self.is_changing = False
+        self.is_changing, self.told = False, set[str]()
         self._turns = OneAtATime()
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
 
@@ -58,21 +61,15 @@ class SharedNetwork:
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
         self.forget_small_networks()
-        layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
         self.backbone.to(device)
         if device.type == "cuda":
             put_channels_last(self.backbone)
-        self.weights = {
-            name: value.to(device, memory_format=layout if value.ndim == 4 else torch.contiguous_format)
-            for name, value in self.weights.items()
-        }
-        for tensors in (self.initial, self.taken):
-            move_all(tensors, device)
-        for subnetwork in self.subnetworks:
-            for tensors in (subnetwork.masks, subnetwork.private, subnetwork.head):
+        move_all(self.weights, device, channels_last=device.type == "cuda")
+        for sub in self.subnetworks:
+            for tensors in (sub.masks, sub.private, sub.head, *sub.statistics.values()):
                 move_all(tensors, device)
-            for statistics in subnetwork.statistics.values():
-                move_all(statistics, device)
+        move_all(self.initial, device)
+        move_all(self.taken, device)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -82,6 +79,12 @@ class SharedNetwork:
         """
         with self._turns, torch.autocast(self.device.type, enabled=False):
             yield
+
+    def tell_once(self, what: str) -> None:
+        """Warn of something that is so for as long as the network is."""
+        if what not in self.told:
+            log.warning(what)
+        self.told.add(what)
 
     def make_private(self, names: Collection[str]) -> None:
         """Let every task have its own copy of some weights, before any is learned."""
@@ -200,9 +203,11 @@ class SharedNetwork:
         subnetwork = self.subnetworks[task]
         return Outputs(mean_of(looks), class_logits(looks, subnetwork.looks, **subnetwork.head))
 
+    def _noise(self, images: int) -> Tensor:
+        return torch.randn(images, *(self.input_shape or ()), generator=torch.Generator().manual_seed(0))
+
     def _two_images(self) -> Tensor:
-        assert self.input_shape is not None
-        return self.pixels(torch.randn(2, *self.input_shape, generator=torch.Generator().manual_seed(0)))
+        return self.pixels(self._noise(2))
 
     def forget_images(self) -> None:
         """Keep no pixel of what was looked at."""
@@ -238,12 +243,10 @@ class SharedNetwork:
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
-        assert self.input_shape is not None
-        fixed = torch.randn(4, *self.input_shape, generator=torch.Generator().manual_seed(0))
         try:
-            outputs = self.whole_outputs([fixed], task)
+            outputs = self.whole_outputs([self._noise(4)], task)
         except IndexError:  # the backbone looks its input up in a table, where noise has no place
-            outputs = self.whole_outputs([torch.zeros_like(fixed)], task)
+            outputs = self.whole_outputs([torch.zeros_like(self._noise(4))], task)
         return Fingerprint(self.digest(task), digest(outputs._asdict()))
 
     def digest(self, task: int) -> str:

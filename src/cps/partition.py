@@ -52,10 +52,11 @@ def put_channels_last(module: nn.Module) -> nn.Module:
     return module
 
 
-def move_all(tensors: dict[str, Tensor], device: torch.device) -> None:
-    """Move tensors to a device, in place of those that were there."""
+def move_all(tensors: dict[str, Tensor], device: torch.device, *, channels_last: bool = False) -> None:
+    """Move tensors to a device, in place of those that were there; those of four axes may be laid out channels last."""
     for name, value in tensors.items():
-        tensors[name] = value.to(device)
+        layout = torch.channels_last if channels_last and value.ndim == 4 else torch.contiguous_format
+        tensors[name] = value.to(device, memory_format=layout)
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

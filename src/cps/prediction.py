@@ -13,26 +13,32 @@ from cps.network import SharedNetwork
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The class of each image, the task it was found in, and the class's softmax share in that task.
+    """The class of each image, the task it was found in, and how sure both are.
 
-    The class is None where the image looks like none that the task has learned, if that was asked for.
+    `share` is the task's softmax share of the scores of all tasks, 1 where the task was told; `confidence` is the
+    class's share in that task. The class is None where the image looks like none that the task has learned, if that was
+    asked for.
     """
 
     classes: list[ClassName | None]
     tasks: Tensor
+    share: Tensor
     confidence: Tensor
 
 
-def classify(network: SharedNetwork, evidence: Evidence, tasks: Tensor, *, reject: float = 0.0) -> Prediction:
+def classify(
+    network: SharedNetwork, evidence: Evidence, tasks: Tensor, share: Tensor | None = None, *, reject: float = 0.0
+) -> Prediction:
     """Let the selected subnetwork of each image name its class, unless the image is not familiar to it."""
     classes: list[ClassName | None] = [None] * len(tasks)
     is_known = is_familiar(network, evidence, tasks, reject).tolist()
     confidence = torch.zeros(len(tasks))
     for task in tasks.unique().tolist():
         mine = (tasks == task).nonzero()[:, 0]
-        share, output = evidence[task].logits[mine].softmax(dim=1).max(dim=1)
-        confidence[mine.cpu()] = share.cpu()
+        largest, output = evidence[task].logits[mine].softmax(dim=1).max(dim=1)
+        confidence[mine.cpu()] = largest.cpu()
         names = network.subnetworks[task].names(output)
         for index, name in zip(mine.tolist(), names, strict=True):
             classes[index] = name if is_known[index] else None
-    return Prediction(classes, tasks.cpu(), confidence)
+    share = torch.ones(len(tasks)) if share is None else share.float().cpu()
+    return Prediction(classes, tasks.cpu(), share, confidence)

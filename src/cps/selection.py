@@ -7,10 +7,9 @@ never the images. Images come in groups that are assumed to share a task; a grou
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from cps.evidence import Evidence, Outputs
@@ -164,11 +163,12 @@ class Oracle:
         return {}
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
-        """Return 1 for the true task and 0 for all others."""
+        """Return logarithms of probabilities: 0 for the true task and next to minus infinity for all others."""
         if not 0 <= self.task < len(evidence):
             raise ValueError(f"there is no task {self.task}: {len(evidence)} were learned, counted from 0")
-        truth = torch.full((_number_of(groups),), self.task, device=groups.device)
-        return F.one_hot(truth, len(evidence)).float()
+        scores = torch.full((_number_of(groups), len(evidence)), -1e9, device=groups.device)
+        scores[:, self.task] = 0.0
+        return scores
 
 
 def consecutive_groups(images: int, group_size: int, device: torch.device | None = None) -> Tensor:
@@ -178,14 +178,28 @@ def consecutive_groups(images: int, group_size: int, device: torch.device | None
     return torch.arange(images, device=device) // int(group_size)
 
 
-def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+class Selected(NamedTuple):
+    """The task of each image, and its share of the scores of all tasks."""
+
+    tasks: Tensor
+    share: Tensor
+
+
+def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selected:
     """Return the task of each image: the one that scores highest for its group."""
-    return best_task(task_scores(selector, evidence, statistics, groups))[groups]
+    scores = task_scores(selector, evidence, statistics, groups)[groups]
+    tasks = best_task(scores)
+    return Selected(tasks, task_shares(scores).gather(1, tasks[:, None])[:, 0])
 
 
 def best_task(scores: Tensor) -> Tensor:
     """Return the task with the highest of the scores (groups, tasks), which is none whose score is NaN."""
     return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)
+
+
+def task_shares(scores: Tensor) -> Tensor:
+    """Return the softmax of scores (groups, tasks): none for NaN, and equal shares where no score is sound."""
+    return scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
 
 
 def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:

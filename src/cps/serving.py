@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 
 DECODERS = 2  # images decoded at the same time, each of which may take memory
 LOOK_AGAIN = 1.0  # seconds between two looks at the model file
+FIELDS = {"images", "group", "task"}
 WAITING = 256  # connections beyond which new ones are turned away
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": UnreadReply if status == 415 else ErrorReply, "description": text}
@@ -68,14 +69,17 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
     @app.post("/predict", response_model=PredictReply, responses=ERRORS)
     async def predict(
         images: Annotated[list[UploadFile], File(description="One or more image files.")],
+        request: Request,
         group: Annotated[bool, Form(description="Whether all images belong together, that is, share a task.")] = False,
+        task: Annotated[int | None, Form(description="The task of all images, from 1, where it is known.")] = None,
     ) -> PredictReply | JSONResponse:
         """Return the class and task of each image and what every subnetwork says about it, or why it has no answer."""
         limits, model = host.limits, host.model
+        _check_fields(set(await request.form()), task, len(model.learner.network.subnetworks))
         if len(images) > limits.images:
             raise Refused(413, f"{len(images)} images are more than the {limits.images} of one request; send fewer")
         uploads = [Upload(image.filename or "", await image.read()) for image in images]
-        work = partial(_answer, host, model, uploads, group=group)
+        work = partial(_answer, host, model, uploads, group=group, task=None if task is None else task - 1)
         reply = await _in_time(workers, work, limits.seconds)
         errors = [image.error for image in reply.images if image.error is not None]
         if len(errors) < len(reply.images):
@@ -96,7 +100,16 @@ def make_server(app: Gate) -> uvicorn.Server:
     return uvicorn.Server(settings)
 
 
-def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool) -> PredictReply:
+def _check_fields(fields: set[str], task: int | None, tasks: int) -> None:
+    """Refuse a field that nobody reads, and a task that there is not."""
+    unknown = fields - FIELDS
+    if unknown:
+        raise Refused(422, f"there is no field '{min(unknown)[:40]}'; there are: {', '.join(sorted(FIELDS))}")
+    if task is not None and not 1 <= task <= tasks:
+        raise Refused(422, f"there is no task {task}; the model has {tasks}, counted from 1")
+
+
+def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool, task: int | None) -> PredictReply:
     """Look at the images that can be read, as a group if they are one; the others get an error each."""
     images, names, errors = [], [], {}
     for index, upload in enumerate(uploads):
@@ -105,7 +118,7 @@ def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool) ->
             names.append(str(upload))
         except ImageError as error:
             errors[index] = ImageReply(file=str(upload), error=str(error))
-    answers = iter(host.predict(model, torch.stack(images), names, group=group) if images else ())
+    answers = iter(host.predict(model, torch.stack(images), names, group=group, task=task) if images else ())
     replies = [errors.get(index) or next(answers) for index in range(len(uploads))]
     return PredictReply(images=replies, group=group, selector=model.learner.selectors[0].name)
 
@@ -174,7 +187,8 @@ def _add_errors(app: FastAPI) -> None:
     async def explain(_: Request, error: RequestValidationError) -> JSONResponse:
         fields = {str(problem["loc"][-1]) for problem in error.errors()}
         images = "expected one or more image files as 'images' in a multipart form"
-        sentence = "expected true or false as 'group'" if fields == {"group"} else images
+        known = {"group": "expected true or false as 'group'", "task": "expected a number from 1 as 'task'"}
+        sentence = known.get(min(fields), images) if len(fields) == 1 else images
         return JSONResponse({"error": sentence}, 422)
 
     @app.exception_handler(HTTPException)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cps.folders import FORMATS, SUFFIXES, ImageError, decode_image, file_digest, list_images
+from cps.folders import FORMATS, SUFFIXES, ImageError, decode_image, file_digest, in_quotes, list_images
 
 FEW = 20  # images of a class, below which a warning is due
 ENOUGH = 5  # images of a class, from which some can be held out
 SAMPLE = 200  # images that are looked at closely
 GREY = 4  # levels by which the channels of a grey image may differ; JPEG rounds
 THUMBNAIL = 32  # pixels
-NAMED = 20  # files that a warning names
 
 Watch = Callable[[str, int, int, str], None]  # what is done, how much of it, of how much, and a note
 
@@ -78,7 +77,13 @@ class Shipment:
         """Return what the user should know: files left out, classes of few images, images that lie in two classes."""
         few = {name: number for name, number in self.counts.items() if number < FEW}
         found = [f"class '{name}' has only {number} image(s); {FEW} or more are better" for name, number in few.items()]
-        return [*self._overlooked(), *found, *self._twins()]
+        return [*self._empty(), *self._overlooked(), *found, *self._twins()]
+
+    def _empty(self) -> Iterator[str]:
+        """Yield a warning for each folder of a class without images, which is skipped."""
+        for path in sorted(self.folder.iterdir()):
+            if path.is_dir() and not path.name.startswith(".") and path.name not in self.counts:
+                yield f"the folder of class '{path.name}' holds no image; it is left out"
 
     def _overlooked(self) -> Iterator[str]:
         """Yield a warning if there are files that are not images, or not right in the folder of a class."""
@@ -89,8 +94,8 @@ class Shipment:
         ]
         names = [str(p.relative_to(self.folder)) for p in others if not p.name.startswith(".")]
         if names:
-            some = ", ".join(f"'{name}'" for name in names[:NAMED]) + (", ..." if len(names) > NAMED else "")
-            yield f"{len(names)} file(s) are left out, since they are no images right in the folder of a class: {some}"
+            why = "they are no images, or not right in the folder of a class"
+            yield f"{len(names)} file(s) are left out, since {why}: {in_quotes(names)}"
 
     def _twins(self) -> Iterator[str]:
         """Yield a warning for each pair of classes that share an image, byte for byte."""
@@ -109,9 +114,10 @@ class Shipment:
             )
 
 
-def look(folder: str | Path, *, workers: int = 8, watch: Watch | None = None) -> Shipment:
+def look(folder: str | Path, *, skip_empty: bool = False, workers: int = 8, watch: Watch | None = None) -> Shipment:
     """Look at a folder of images: list and digest all of them, and look closely at some."""
-    files = list_images(folder)
+    files = list_images(folder, skip_empty=skip_empty)
+    _check_names({path.parent.name for path in files})
     digests = []
     with ThreadPoolExecutor(workers) as pool:
         for digest in pool.map(file_digest, files):
@@ -126,6 +132,15 @@ def look(folder: str | Path, *, workers: int = 8, watch: Watch | None = None) ->
     mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
     sample = Sample(int(median(side for side, _ in seen)), grey == len(seen), _rounded(mean), _rounded(std))
     return Shipment(Path(folder), tuple(files), tuple(digests), sample)
+
+
+def _check_names(classes: Iterable[str]) -> None:
+    """Refuse names of folders that are no text, which no model file could hold."""
+    for name in classes:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the name of the folder {name!r} is not UTF-8 text; rename it, then learn it") from None
 
 
 def _glance(path: Path) -> tuple[int, np.ndarray] | None:

@@ -16,7 +16,7 @@ from cps.familiarity import check_reject
 from cps.images import as_images
 from cps.network import SharedNetwork
 from cps.prediction import Prediction, classify
-from cps.selection import Selector, task_scores
+from cps.selection import Selector, task_scores, task_shares
 
 STRAY = 0.1  # the share of images that are taken to say nothing about their task, whatever their scores
 RESTLESS = 0.001  # the share in which the rate itself is taken to change
@@ -48,10 +48,11 @@ class Stream:
         with self._network.in_use():
             statistics = self._network.statistics(self._selector.name)
             groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
-            said = _probabilities(task_scores(self._selector, evidence, statistics, groups).cpu().double())
+            shares = task_shares(task_scores(self._selector, evidence, statistics, groups).cpu().double())
             self._begin()
-            tasks = torch.stack([self._follow(each) for each in said])
-            return classify(self._network, evidence, tasks.to(self._network.device), reject=reject)
+            known = torch.stack([self._follow(each) for each in (1 - STRAY) * shares + STRAY / shares.shape[1]])
+            share, tasks = known.max(dim=1)
+            return classify(self._network, evidence, tasks.to(self._network.device), share, reject=reject)
 
     def _begin(self) -> None:
         """Know nothing, if this is the first call or other tasks have been learned."""
@@ -62,7 +63,7 @@ class Stream:
             self._tasks = torch.full((len(RATES), len(learned)), 1 / len(learned), dtype=torch.float64)
 
     def _follow(self, said: Tensor) -> Tensor:
-        """Return the most probable task after an image that says this about each task's probability."""
+        """Return the probability of each task after an image that says this about it."""
         rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
         elsewhere = (1 - self._tasks) / max(1, len(said) - 1)
         joint = ((1 - rates) * self._tasks + rates * elsewhere) * said
@@ -70,10 +71,4 @@ class Stream:
         self._tasks = joint / likely[:, None]
         self._rates = ((1 - RESTLESS) * self._rates + RESTLESS / len(RATES)) * likely
         self._rates /= self._rates.sum()
-        return (self._rates @ self._tasks).argmax()
-
-
-def _probabilities(scores: Tensor) -> Tensor:
-    """Return what each image says about its task, shape (N, tasks); one without any sound score says nothing."""
-    shares = scores.nan_to_num(nan=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
-    return (1 - STRAY) * shares + STRAY / scores.shape[1]
+        return self._rates @ self._tasks

@@ -1,5 +1,6 @@
 """The terminal: where the command line writes, and errors in plain words."""
 
+import io
 import os
 import sys
 import time
@@ -16,8 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 A_WHILE, A_MINUTE = 5.0, 60.0  # seconds
 
-console = Console()
-errors = Console(stderr=True)
+for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")  # what an encoding lacks is shown by its number
+
+console = Console(emoji=False)
+errors = Console(stderr=True, emoji=False)
 
 
 def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
