@@ -414,3 +414,11 @@ def test_learning_leaves_the_users_images_without_gradients(make_learner):
     images = IMAGES.clone().requires_grad_()
     make_learner().learn(cps.Task([10, 11], train=(images, LABELS)))
     assert images.grad is None
+
+
+def test_images_of_another_size_are_warned_of_once_and_paths_are_refused(learned, caplog):
+    for _ in range(2):
+        learned.predict(torch.rand(3, 2, 8, 8))
+    assert [record.message[:24] for record in caplog.records] == ["images are (2, 8, 8), le"]
+    with pytest.raises(TypeError, match="got the path 'a.png'; see cps.read_folder"):
+        learned.predict("a.png")

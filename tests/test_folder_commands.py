@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 
 import cps
 from conftest import make_task, write_shipment
-from cps import storage
+from cps import cli_predict, storage
 from cps.cli import app
+from cps.following import Followed
 from cps.growing import checkpoint_of
 from cps.lock import locked
 from cps.masks import share_on
@@ -463,3 +464,88 @@ def test_watching_prints_a_line_for_each_arrival_and_ctrl_c_ends_it(parts, tmp_p
     assert watcher.returncode == 0, stderr
     assert "stopped" in stderr
     assert "Traceback" not in stderr
+
+
+def predicted(*arguments):
+    return [json.loads(line) for line in run("predict", *arguments, "--json", *CPU).stdout.splitlines()]
+
+
+def test_an_answer_says_how_sure_its_task_is_unless_that_is_told(parts):
+    box, model = parts[0] / "inbox", parts[0] / "parts.cps"
+    found = predicted(box, "--model", model, "--reject", 0)
+    assert all(0.5 <= row["share"] <= 1 for row in found)  # of two tasks
+    told = predicted(box, "--model", model, "--reject", 0, "--task", 2)
+    assert {(row["task"], row["share"]) for row in told} == {(2, 1.0)}
+    assert {row["class"] for row in told} <= {"gear", "spring"}
+    assert (
+        "there is no task 3; the model has 2" in run("predict", box, "--model", model, "--task", 3, *CPU, code=1).output
+    )
+    assert "not with --task" in run("predict", box, "--model", model, "--task", 1, "--group", 5, *CPU, code=2).output
+
+
+def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predicted_once(parts, tmp_path):
+    image = Path(shutil.copy(parts[0] / "inbox" / "bolt" / "0.png", tmp_path / "image.png"))
+    for name in ("photo.avif", "notes", ".hidden"):
+        (tmp_path / name).write_text("no image")
+    done = run("predict", tmp_path, image, tmp_path / ".." / tmp_path.name / "image.png",
+               "--model", parts[0] / "parts.cps", "--csv", *CPU)  # fmt: skip
+    assert done.stdout.count("image.png") == 1
+    assert "2 file(s) are left out, since they are no images: " in done.stderr
+    assert "photo.avif" in done.stderr
+    assert ".hidden" not in done.stderr
+    image.unlink()
+    assert "known are .bmp" in run("predict", tmp_path, "--model", parts[0] / "parts.cps", *CPU, code=1).stderr
+
+
+def test_watching_follows_the_model(parts, model, tmp_path):
+    fabric = cps.make_fabric(accelerator="cpu")
+    followed = Followed(model, lambda: cli_predict._opened(model, fabric))
+    first = cli_predict._current(followed)
+    assert cli_predict._current(followed) is first
+    learner = cps.load(model)
+    learner.forget(1)
+    learner.save(model)
+    assert len(cli_predict._current(followed).network.subnetworks) == 1
+    model.write_bytes(b"damaged")
+    assert len(cli_predict._current(followed).network.subnetworks) == 1
+    assert "damaged" in followed.problem
+
+
+def test_names_that_look_the_same_are_one_class_and_almost_the_same_are_asked_about(parts, model, tmp_path):
+    composed, apart = "gr\u00fcn", "gru\u0308n"
+    write_shipment(tmp_path / "one", [composed, "Bolt "], images=20)
+    done = run("learn", tmp_path / "one", "--model", model, "--epochs", 1, *CPU)
+    assert "class 'Bolt ' is called almost like 'bolt'" in done.stderr
+    write_shipment(tmp_path / "two", [apart, "rot"], images=20)
+    assert f"class '{composed}' was learned already, in task 3" in run(
+        "learn", tmp_path / "two", "--model", model, *CPU, code=1
+    ).stderr.replace("\n", " ")
+
+
+def test_empty_folders_are_all_named_and_can_be_left_out(parts, tmp_path):
+    shipment = write_shipment(tmp_path / "shipment", ["pin", "ring"], images=20)
+    for name in ("leer", "__MACOSX"):
+        (shipment / name).mkdir()
+    new = tmp_path / "new.cps"
+    refused = run("learn", shipment, "--model", new, "--epochs", 1, *CPU, code=1).stderr
+    assert "the folder of class '__MACOSX', 'leer' holds no image" in refused.replace("\n", " ")
+    done = run("learn", shipment, "--model", new, "--epochs", 1, "--skip-damaged", *CPU)
+    assert "the folder of class 'leer' holds no image; it is left out" in done.stderr
+    assert "new:" in done.stdout
+    assert cps.load(new).network.subnetworks[0].classes == ("pin", "ring")
+
+
+def test_a_folder_whose_name_is_no_text_is_refused_before_training_and_shown_as_json(parts, tmp_path):
+    shipment = write_shipment(tmp_path / "shipment", ["tea"], images=5)
+    try:
+        shutil.copytree(shipment / "tea", os.fsdecode(os.fsencode(shipment) + b"/caf\xe9"))
+    except OSError:
+        pytest.skip("file names are text here")
+    refused = run("learn", shipment, "--model", tmp_path / "new.cps", *CPU, code=1).stderr
+    assert "is not UTF-8 text; rename it" in refused.replace("\n", " ")
+    assert [row["path"] for row in predicted(shipment, "--model", parts[0] / "parts.cps")]
+
+
+def test_names_are_shown_as_they_are(parts, tmp_path):
+    image = Path(shutil.copy(parts[0] / "inbox" / "bolt" / "0.png", tmp_path / ":smile:.png"))
+    assert ":smile:" in run("predict", image, "--model", parts[0] / "parts.cps", *CPU).stdout.replace("\n", "")

@@ -124,6 +124,9 @@ def large_png():
         ([(f"{i}.png", picture(i)) for i in range(7)], {}, 413, "7 images are more than the 6 of one request"),
         ([("noise.png", picture(0, side=700))], {}, 413, "larger than 1 MiB"),
         ([("good.png", picture(0))], {"group": "perhaps"}, 422, "expected true or false as 'group'"),
+        ([("good.png", picture(0))], {"task": "one"}, 422, "expected a number from 1 as 'task'"),
+        ([("good.png", picture(0))], {"task": "9"}, 422, "there is no task 9; the model has"),
+        ([("good.png", picture(0))], {"reject": "0"}, 422, "there is no field 'reject'; there are: group, images, task"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip
@@ -275,3 +278,11 @@ def test_a_server_on_this_machine_answers_to_no_other_name(address):
     assert reply.status_code == 400
     assert "does not answer to the name 'evil.example'" in reply.json()["error"]
     assert httpx.get(f"{address}/model", headers={"host": "localhost:9"}).status_code == 200
+
+
+def test_a_task_that_is_told_is_the_one_that_answers(address, learner):
+    content = [picture(index) for index in range(3)]
+    reply = post(address, *((f"{i}.png", each) for i, each in enumerate(content)), task="2").json()
+    told = learner.predict(decoded(content), task=1)
+    assert [image["task"] for image in reply["images"]] == [2] * 3
+    assert [image["tasks"][1]["class"] for image in reply["images"]] == shown(told.classes)
