@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from benchmarks.records import machine_of, markdown, published_runs, ran_on, read
-from cps.comparison import mean_and_spread, training_of
-from cps.metrics import history
+from cps.comparison import mean_and_spread, over_images, training_of
 from cps.pictures import COLOURS, light_grid
 
 SINGLE = {
@@ -32,9 +31,9 @@ def single_table() -> str:
     rows = []
     for recipe, runs in _single_runs().items():
         ways = [run["class_il"]["Cascade"] for run in runs]
-        ones = [_over_images(run, way["1"]["accuracy"]) for run, way in zip(runs, ways, strict=True)]
-        grouped = [_over_images(run, way["20"]["accuracy"])[-1] for run, way in zip(runs, ways, strict=True)]
-        known = [_over_images(run, run["task_il"]["accuracy"])[-1] for run in runs]
+        ones = [over_images(run, way["1"]["accuracy"]) for run, way in zip(runs, ways, strict=True)]
+        grouped = [over_images(run, way["20"]["accuracy"])[-1] for run, way in zip(runs, ways, strict=True)]
+        known = [over_images(run, run["task_il"]["accuracy"])[-1] for run in runs]
         figures = [[one[-1] for one in ones], [statistics.fmean(one) for one in ones], grouped, known]
         rows.append([SINGLE[recipe], *map(mean_and_spread, figures), str(len(runs)), ELSEWHERE[recipe]])
     note = f"Over all images of the classes so far, after the last task or (AIA) after each. {_where()} Elsewhere: the "
@@ -48,7 +47,7 @@ def cost_table() -> str:
     rows = []
     for recipe, runs in _single_runs().items():
         selections = [run["class_il"]["Cascade"]["1"]["selection"] for run in runs]
-        found = [_over_images(run, selection)[-1] for run, selection in zip(runs, selections, strict=True)]
+        found = [over_images(run, selection)[-1] for run, selection in zip(runs, selections, strict=True)]
         taken = [run["subnetworks"][-1]["taken"] for run in runs]
         minutes = [run["seconds"]["learn"] / 60 for run in runs]
         operations = statistics.fmean(sum(part["operations"] for part in run["subnetworks"]) for run in runs)
@@ -86,12 +85,7 @@ def single_picture() -> Figure:
 def _mean_history(runs: list[dict[str, Any]], kind: str) -> NDArray[Any]:
     """Return the accuracy after each task, the mean over runs; the class-IL one is the cascade's on single images."""
     entries = [run[kind] if kind == "task_il" else run[kind]["Cascade"]["1"] for run in runs]
-    return np.mean([_over_images(run, entry["accuracy"]) for run, entry in zip(runs, entries, strict=True)], axis=0)
-
-
-def _over_images(run: dict[str, Any], rows: list[list[float | None]]) -> list[float]:
-    """Return the accuracy over all images of the classes so far, after each task."""
-    return history(np.array(rows, dtype=float), run["classes_per_task"])
+    return np.mean([over_images(run, entry["accuracy"]) for run, entry in zip(runs, entries, strict=True)], axis=0)
 
 
 def _where() -> str:
@@ -125,33 +119,62 @@ def choice_table() -> str:
 
 def streams_table() -> str:
     """Return the accuracy on images in a row, by how often their task changes."""
-    run = read("streams")
-    rates = list(next(iter(run["streams"].values())))
-    rows = [[name, *(f"{found[rate]:.1f}" for rate in rates)] for name, found in run["streams"].items()]
+    rates = list(next(iter(read("streams")["streams"].values())))
+    rows = [
+        [f"{training}, {name}", *(_mean([run["streams"][name][rate] for run in runs]) for rate in rates)]
+        for training, runs in _streams().items()
+        for name in ("Cascade", "MaxOutput")
+    ]
     head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
-    note = f"Mean of {run['draws']} streams of {run['images']:,} test images each; {_model_of(run)}."
+    run = read("streams")
+    note = f"In %; mean of {run['draws']} streams of {run['images']:,} test images each; {_models()}."
     return markdown(head, rows, note)
 
 
 def parts_table() -> str:
     """Return what single images lose by each part of the cascade that is off or weighed otherwise."""
-    run = read("streams")
-    rows = [[name, f"{found['class']:.1f}", f"{found['task']:.1f}"] for name, found in run["selectors"].items()]
-    note = f"In %, 10,000 test images; {_model_of(run)}."
-    return markdown(["selector", "one image", "its task found"], rows, note)
-
-
-def _model_of(run: dict[str, Any]) -> str:
-    return f"`{run['recipe']}`, order {run['order']}; {machine_of(run)}"
+    found = _streams()
+    names = list(dict.fromkeys(name for runs in found.values() for run in runs for name in run["selectors"]))
+    rows = [
+        [name, *(_mean([r["selectors"][name][what] for r in runs if name in r["selectors"]])
+                 for runs in found.values() for what in ("class", "task"))]
+        for name in names
+    ]  # fmt: skip
+    head = [f"{what}, {training}" for training in found for what in ("one image", "task found")]
+    return markdown(["selector", *head], rows, f"In %, 10,000 test images; {_models()}.")
 
 
 def strangers_table() -> str:
     """Return how many known images and strangers are called unknown."""
-    run = read("streams")
-    found = run["strangers"]
+    found = {training: [run["strangers"] for run in runs] for training, runs in _streams().items()}
+    key = "rejected (known, strangers)"
     rows = [
-        [share, *(f"{value:.1f}" for value in cells)] for share, cells in found["rejected (known, strangers)"].items()
+        [share, *(_mean([run[key][share][place] for run in runs]) for runs in found.values() for place in (0, 1))]
+        for share in read("streams")["strangers"][key]
     ]
-    note = f"AUROC {found['AUROC']:.2f}, FPR95 {found['FPR95']:.2f}; {_model_of(run)}; five of ten tasks "
-    note += "learned, the test images of the others as strangers."
-    return markdown(["`reject`", "known images rejected, %", "strangers rejected, %"], rows, note)
+    head = [f"{who} rejected, {training}" for training in found for who in ("known", "strangers")]
+    told = [
+        f"{training}: AUROC {statistics.fmean(run['AUROC'] for run in runs):.2f}, "
+        f"FPR95 {statistics.fmean(run['FPR95'] for run in runs):.2f}"
+        for training, runs in found.items()
+    ]
+    note = f"In %, test images; five of ten tasks learned, the images of the others as strangers; {'; '.join(told)}; "
+    return markdown(["`reject`", *head], rows, f"{note}{_models()}.")
+
+
+def _streams() -> dict[str, list[dict[str, Any]]]:
+    """Return what was measured on streams and strangers, by the training of the model."""
+    orders = (1605, 2022)
+    return {"paper's training": [read("streams")], "`-single`": [read(f"streams-single-{order}") for order in orders]}
+
+
+def _models() -> str:
+    told = []
+    for runs in _streams().values():
+        orders = " and ".join(str(run["order"]) for run in runs)
+        told.append(f"`{runs[0]['recipe']}`, order{'s' if len(runs) > 1 else ''} {orders} ({machine_of(runs[0])})")
+    return ", ".join(told)
+
+
+def _mean(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.1f}" if values else ""

@@ -183,3 +183,9 @@ def test_mistakes_are_said_in_one_line(arguments, message, tmp_path):
 def test_help_does_not_load_torch():
     code = "import sys, cps.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_recipe_shows_all_its_settings():
+    shown = CliRunner().invoke(app, ["bench", "cifar100-10-single", "--list"]).output
+    for word in ("SGD(lr=0.1", "Contrastive", "Rotations", "budget=0.01", "temperature=5.0"):
+        assert word in shown, word

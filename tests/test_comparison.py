@@ -64,7 +64,7 @@ def test_the_papers_numbers_stand_beside_ours():
     run["class_il"]["MaxOutput"]["60"] = copy.deepcopy(run["class_il"]["MaxOutput"]["20"])
     head, rows = comparison.metrics_table([run])
     assert [row[1:3] for row in rows] == [["MaxOutput", size] for size in ("1", "20", "60")]
-    assert rows[2][head.index("paper")] == "AIA 64.97 ± 4.23, BWT 11.68"
+    assert rows[2][head.index("paper")] == "AIA over images 64.97 ± 4.23, BWT 11.68"
     assert rows[2][head.index("AIA")] == "75.0"
     _, rows = comparison.metrics_table([made("imagenet100")])
     assert rows[1][-1] == "92.6 (top-5 inside the selected task)"
@@ -127,3 +127,25 @@ def test_every_selector_has_its_curve():
     assert {f"S{number}" for number in range(6)} <= {text.get_text() for text in axes.get_legend().get_texts()}
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}
     assert len(looks) == 7  # and that of the task known
+
+
+def test_runs_whose_selectors_differ_are_told_apart_by_what_differs_and_missing_ones_are_no_difference():
+    usual = {"selector Cascade": "Cascade(size=32, temperature=3.0)", "backbone": "100 weights"}
+    other = usual | {"selector Cascade": "Cascade(size=32, temperature=9.0)"}
+    names = list(comparison.by_recipe([made(settings=usual), made(settings=other, order=1)]))
+    assert [name.split("selector ")[1] for name in names] == ["Cascade temperature=3.0)", "Cascade temperature=9.0)"]
+    larger = made(settings=usual | {"backbone": "900 weights"}, order=2)
+    assert len(comparison.by_recipe([made(settings=usual), larger])) == 2
+    without = made(settings={"backbone": "100 weights"}, order=3)
+    assert list(comparison.by_recipe([made(settings=usual), without])) == ["demo"]
+
+
+def test_where_tasks_are_of_different_sizes_aia_is_also_counted_over_images():
+    run = made()
+    head, rows = comparison.metrics_table([run])
+    assert {row[head.index("AIA over images")] for row in rows} == {""}
+    run["classes_per_task"] = [3, 1]
+    entry = run["class_il"]["MaxOutput"]["1"]
+    entry["accuracy"] = [[90.0, None], [80.0, 40.0]]
+    head, rows = comparison.metrics_table([run])
+    assert rows[0][head.index("AIA over images")] == f"{(90 + (3 * 80 + 40) / 4) / 2:.1f}"

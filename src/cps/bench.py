@@ -221,10 +221,11 @@ class Run:
         }
 
     def _settings(self) -> dict[str, str]:
-        """Return how a task is learned and pruned, in words."""
+        """Return how tasks are learned, pruned and found, in words."""
         settings = self.recipe.learner_settings()
-        for apart in ("rounds", "selectors"):  # the one is said beside these, the others change nothing that is learned
-            del settings[apart]
+        del settings["rounds"]  # which is said beside these
+        settings |= {f"selector {each.name}": each for each in settings.pop("selectors")}
+        settings["backbone"] = f"{sum(weight.numel() for weight in self.recipe.drawn(0).parameters()):,} weights"
         for phase in ("train", "retrain"):
             training = settings.pop(phase)
             parts = [field.name for field in fields(training) if field.name != "epochs"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cps.terminal import Lines, bars, console, going_on, warn
+from cps.terminal import Lines, bars, console, going_on, shown, warn
 
 if TYPE_CHECKING:
     from cps.bench import Tick
@@ -34,14 +34,14 @@ def bench(
     precision: Annotated[
         str | None, typer.Option(help="32-true, bf16-mixed or 16-mixed. Else bf16-mixed on a GPU.")
     ] = None,
-    show_list: Annotated[bool, typer.Option("--list", help="List the recipes and stop.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the recipes, or one's settings, and stop.")] = False,
 ) -> None:
     """Run an experiment and write results.json, report.html and the model.
 
     Stopped or killed, it goes on from its last epoch when the same command is given again.
     """
-    if show_list or recipe is None:
-        _list_recipes()
+    if recipe is None or show_list:
+        _list_recipes() if recipe is None else _show_recipe(_recipe(recipe))
         return
     from cps.bench import Run
     from cps.devices import make_fabric
@@ -108,6 +108,16 @@ def _list_recipes() -> None:
         epochs = f"{recipe.train.epochs} + {recipe.rounds} x {recipe.retrain.epochs} epochs"
         cost = f"; {recipe.cost}" if recipe.cost else ""
         console.print(f"[bold]{name}[/bold]", f"    {recipe.about}", f"    {epochs}, {recipe.pruner}{cost}", sep="\n")
+
+
+def _show_recipe(recipe: "Recipe") -> None:
+    table = Table("setting", "value", title=recipe.about)
+    sizes = recipe.sizes if isinstance(recipe.sizes, int) else ", ".join(map(str, recipe.sizes))
+    settings = {"classes in a task": sizes, **recipe.learner_settings(), "joint": recipe.joint}
+    for name, value in settings.items():
+        for part in value if isinstance(value, tuple) else [value]:
+            table.add_row(name, shown(part))
+    console.print(table)
 
 
 def _numbers(text: str | None) -> list[int] | None:

@@ -1,9 +1,12 @@
 """Comparison: several runs of a recipe, with other orders or seeds but trained alike, as one mean and spread."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from cps.metrics import history
 from cps.published import PUBLISHED
 
 Results = dict[str, Any]
@@ -36,17 +39,27 @@ def training_of(run: Results) -> str:
     return f"{first} + {run['rounds']} x {again} epochs, {run['precision']}"
 
 
-def _differing(runs: Sequence[Results]) -> list[str]:
-    """Return the settings in which runs differ, but for schedules, which follow the number of epochs."""
+def _differing(runs: Sequence[Results]) -> dict[str, set[str]]:
+    """Return the settings in which runs differ, with all values there are; schedules follow the number of epochs."""
     if not all("settings" in run for run in runs):
-        return []
+        return {}
     names = [name for name in runs[0]["settings"] if not name.endswith("schedule")]
-    return [name for name in names if len({run["settings"].get(name) for run in runs}) > 1]
+    values = {name: {run["settings"][name] for run in runs if name in run["settings"]} for name in names}
+    return {name: found for name, found in values.items() if len(found) > 1}
 
 
-def _kind(run: Results, settings: Sequence[str]) -> str:
+def _kind(run: Results, settings: Mapping[str, set[str]]) -> str:
     words = [f"{len(run['classes_per_task'])} tasks", training_of(run)]
-    return ", ".join([*words, *(f"{name} {run['settings'].get(name)}" for name in settings)])
+    told = {
+        name: _unlike(run["settings"][name], values) for name, values in settings.items() if name in run["settings"]
+    }
+    return ", ".join([*words, *(f"{name} {value}" for name, value in told.items())])
+
+
+def _unlike(value: str, values: set[str]) -> str:
+    """Return the parts of a setting that others do not have, or all of it."""
+    common = set.intersection(*({*other.split(", ")} for other in values))
+    return ", ".join(part for part in value.split(", ") if part not in common) or value
 
 
 def mean_and_spread(values: Sequence[float]) -> str:
@@ -76,7 +89,10 @@ def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]
 
 
 def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of ACC, AIA, BWT and selection accuracy at a few group sizes, and the paper's AIA."""
+    """Return the head and rows of ACC, AIA, BWT and selection accuracy at a few group sizes, and the paper's AIA.
+
+    These are means over tasks, but for one column; the paper's AIA counts all images alike.
+    """
     rows = []
     for name, same in by_recipe(runs).items():
         selectors, sizes = common(same)
@@ -84,10 +100,25 @@ def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
         for selector, size in [(name, size) for name in chosen for size in ("1", "20", "60") if size in sizes]:
             entries = [run["class_il"][selector][size] for run in same]
             cells = [mean_and_spread([entry[key] for entry in entries]) for key in ("ACC", "AIA", "BWT")]
+            cells.insert(2, _over_images_if_other(same, entries))
             selected = mean_and_spread([_mean(entry["selection"][-1]) for entry in entries])
             top5 = mean_and_spread([entry["top5"] for entry in entries]) if all("top5" in e for e in entries) else ""
             rows.append([name, selector, size, *cells, selected, top5, _paper(same[0]["recipe"], size)])
-    return ["recipe", "selector", "group size", "ACC", "AIA", "BWT", "selection", "top-5", "paper"], rows
+    head = ["recipe", "selector", "group size", "ACC", "AIA", "AIA over images", "BWT", "selection", "top-5", "paper"]
+    return head, rows
+
+
+def over_images(run: Results, rows: Sequence[Sequence[float | None]]) -> list[float]:
+    """Return the accuracy over all images of the classes so far, after each task, from that on each task."""
+    return history(np.array(rows, dtype=float), run["classes_per_task"])
+
+
+def _over_images_if_other(runs: Sequence[Results], entries: Sequence[Results]) -> str:
+    """Return the AIA over images, where tasks are of different sizes."""
+    if len(set(runs[0]["classes_per_task"])) == 1:
+        return ""
+    each = [over_images(run, entry["accuracy"]) for run, entry in zip(runs, entries, strict=True)]
+    return mean_and_spread([statistics.fmean(accuracy) for accuracy in each])
 
 
 def in_words(size: str) -> str:
@@ -117,7 +148,7 @@ def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[
 def _paper(recipe: str, size: str) -> str:
     known = PUBLISHED.get(recipe, {})
     if "BWT" in known and size == "60":
-        return f"AIA {known['AIA']} ± {known.get('AIA spread', '?')}, BWT {known.get('BWT', '?')}"
+        return f"AIA over images {known['AIA']} ± {known.get('AIA spread', '?')}, BWT {known.get('BWT', '?')}"
     if size in known.get("history", {}):
         return f"{known['history'][size][-1]:.1f} ({known['what']})"
     return ""

@@ -1,7 +1,7 @@
 """Pictures of results: matplotlib figures, one function each, all labelled and readable in print."""
 
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ Results = dict[str, Any]
 
 KINDS = {"accuracy": "class accuracy", "selection": "selection accuracy"}
 COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
+
+SELECTORS = {"Cascade": "ours", "MaxOutput": "other", "ImportanceSignature": "low", "ImportanceSignature-L1": "grey"}
 
 
 def large_size(sizes: Sequence[str]) -> str:
@@ -33,7 +35,7 @@ def accuracy_history(results: Results) -> Figure:
     axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
     chosen = [size for size in (sizes[0], large_size(sizes)) if size]
     for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
-        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], f"cps, {in_words(size)}")
+        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], f"cps {selector}, {in_words(size)}")
     bounds = results.get("bounds", {})
     if "finetuning" in bounds:
         axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")
@@ -64,11 +66,12 @@ def selections(results: Results, size: str) -> Figure:
 def accuracy_on_each_task(results: Results) -> Figure:
     """Accuracy on each task after the last: no task is lost, whenever it was learned."""
     figure, axes = _figure(width=max(6.4, 0.5 * len(results["classes_per_task"])))
-    by_size = results["class_il"][results["default_selector"]]
+    selector = results["default_selector"]
+    by_size = results["class_il"][selector]
     sizes = list(by_size)
     large = large_size(sizes)
     shown = {"task known (task-IL)": results["task_il"]}
-    shown |= {f"cps, {in_words(size)}": by_size[size] for size in (large, sizes[0])}
+    shown |= {f"cps {selector}, {in_words(size)}": by_size[size] for size in (large, sizes[0])}
     colours = (COLOURS["ceiling"], COLOURS["other"], COLOURS["ours"])
     places = np.arange(1, len(results["classes_per_task"]) + 1)
     for index, ((label, entry), colour) in enumerate(zip(shown.items(), colours, strict=False)):
@@ -83,13 +86,14 @@ def accuracy_on_each_task(results: Results) -> Figure:
 def forgetting_history(results: Results) -> Figure:
     """BWT after each task: how many points the tasks before it have lost since they were learned."""
     figure, axes = _figure()
-    by_size = results["class_il"][results["default_selector"]]
+    selector = results["default_selector"]
+    by_size = results["class_il"][selector]
     sizes = list(by_size)
     shown = {"task known (task-IL)": (results["task_il"], COLOURS["ceiling"], "s-")}
     large = large_size(sizes)
-    shown[f"cps, {in_words(sizes[0])}"] = (by_size[sizes[0]], COLOURS["ours"], "o-")
+    shown[f"cps {selector}, {in_words(sizes[0])}"] = (by_size[sizes[0]], COLOURS["ours"], "o-")
     if large != sizes[0]:
-        shown[f"cps, {in_words(large)}"] = (by_size[large], COLOURS["ours"], "o--")
+        shown[f"cps {selector}, {in_words(large)}"] = (by_size[large], COLOURS["ours"], "o--")
     if "finetuning" in results.get("bounds", {}):
         shown["finetuning"] = (results["bounds"]["finetuning"], COLOURS["low"], "v-")
     tasks = len(results["classes_per_task"])
@@ -129,11 +133,12 @@ def histories(runs: Sequence[Results], size: str) -> Figure:
 def group_sizes(runs: Sequence[Results]) -> Figure:
     """Accuracy by group size of several runs, for each selector: the mean, and a band of one standard deviation."""
     figure, axes = _figure()
-    colours = cycle(COLOURS[name] for name in ("ours", "other", "low", "grey"))
     selectors, sizes = common(runs)
-    for index, (selector, colour) in enumerate(zip(selectors, colours, strict=False)):
+    others = cycle(product(("o--", "o:", "o-."), SELECTORS.values()))
+    for selector in selectors:
         curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
-        _band(axes, range(len(sizes)), curves, ("o-", "o--", "o:")[index // 4 % 3], colour, selector)
+        style, colour = ("o-", SELECTORS[selector]) if selector in SELECTORS else next(others)
+        _band(axes, range(len(sizes)), curves, style, COLOURS[colour], selector)
     ceiling = float(np.mean([run["task_il"]["ACC"] for run in runs]))
     axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
     axes.set_xticks(range(len(sizes)), sizes)

@@ -124,7 +124,7 @@ def cifar100(tasks: int) -> Recipe:
     """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks, or in more: ResNet-18(1/3), Adam, three rounds."""
     return Recipe(
         name=f"cifar100-{tasks}",
-        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's settings",
+        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's training",
         read=read_cifar100,
         sizes=100 // tasks,
         cost="3 min on an H200",

@@ -159,7 +159,7 @@ def _cards(run: Results, large: str) -> str:
 
 def _facts(run: Results) -> str:
     has_cascade = "Cascade" in run["class_il"] and run["recipe"].startswith("cifar100")
-    except_for = " but for the cascade's default settings (docs/one-image.md)" if has_cascade else ""
+    except_for = " but for the cascade's default settings (docs/one-image-measured.md)" if has_cascade else ""
     facts = {
         "device": run["device"],
         "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
