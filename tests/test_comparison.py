@@ -133,7 +133,7 @@ def test_runs_whose_selectors_differ_are_told_apart_by_what_differs_and_missing_
     usual = {"selector Cascade": "Cascade(size=32, temperature=3.0)", "backbone": "100 weights"}
     other = usual | {"selector Cascade": "Cascade(size=32, temperature=9.0)"}
     names = list(comparison.by_recipe([made(settings=usual), made(settings=other, order=1)]))
-    assert [name.split("selector ")[1] for name in names] == ["Cascade temperature=3.0)", "Cascade temperature=9.0)"]
+    assert [name.split("selector ")[1] for name in names] == ["Cascade temperature=3.0))", "Cascade temperature=9.0))"]
     larger = made(settings=usual | {"backbone": "900 weights"}, order=2)
     assert len(comparison.by_recipe([made(settings=usual), larger])) == 2
     without = made(settings={"backbone": "100 weights"}, order=3)

@@ -89,7 +89,7 @@ def test_a_checkpoint_of_other_work_is_refused(make_learner, tmp_path):
     stopped.watch = lambda at: (_ for _ in ()).throw(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         stopped.learn(make_task(0), checkpoint=path)
-    with pytest.raises(ValueError, match=r"other work \(it differs in: seed\)"):
+    with pytest.raises(ValueError, match=r"other work \(it differs in: seed \(0, now 5\)\)"):
         make_learner(seed=5).learn(make_task(0), checkpoint=path)
     with pytest.raises(ValueError, match="classes"):
         make_learner().learn(make_task(20), checkpoint=path)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOME = {
-    "augmentation": ["Chain", "Colour", "Flip", "PadCrop", "ResizedCrop", "Rotate"],
+    "augmentation": ["Augmentation", "Chain", "Colour", "Flip", "PadCrop", "ResizedCrop", "Rotate"],
     "backbones": ["Builtin", "SmallConvNet", "resnet18", "resnet32"],
     "capacity": ["Capacity", "CapacityError", "CapacityWarning"],
     "cascade": ["Cascade"],
@@ -17,6 +17,7 @@ _HOME = {
     "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
+    "extraction": ["Standalone"],
     "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
     "learner": ["Learner"],
     "loading": ["load"],
@@ -37,17 +38,18 @@ _HOME = {
     "views": ["Rotations", "Upright", "Views"],
 }
 __all__ = [
-    "Adam", "AdamW", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade", "Chain", "Colour",
-    "Constant", "Contrastive", "Cosine", "CrossEntropy", "Evidence", "FileError", "Fingerprint", "Flip",
-    "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner", "Loss", "Magnitude", "Masks",
-    "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction", "Progress", "Pruner",
-    "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork", "SmallConvNet", "Steps",
-    "Stream", "Subnetwork", "Task", "Training", "Upright", "Views", "check_pruner", "check_selector", "evaluate",
-    "load", "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
+    "Adam", "AdamW", "Augmentation", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade",
+    "Chain", "Colour", "Constant", "Contrastive", "Cosine", "CrossEntropy", "Evidence", "FileError",
+    "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner", "Loss",
+    "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
+    "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
+    "SmallConvNet", "Standalone", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright", "Views",
+    "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32",
+    "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from cps.augmentation import Chain, Colour, Flip, PadCrop, ResizedCrop, Rotate
+    from cps.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop, Rotate
     from cps.backbones import Builtin, SmallConvNet, resnet18, resnet32
     from cps.capacity import Capacity, CapacityError, CapacityWarning
     from cps.cascade import Cascade
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from cps.devices import make_fabric
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
+    from cps.extraction import Standalone
     from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
     from cps.learner import Learner
     from cps.loading import load

@@ -202,9 +202,8 @@ class Run:
         if not note.exists() and self.fabric.is_global_zero:
             write_json(note, {**mine, "seconds": 0.0})
         self.fabric.barrier()
-        found, mine = (known | known.get("settings", {}) for known in (json.loads(note.read_text()), mine))
-        names = [name for name in mine if name != "settings" and found.get(name, mine[name]) != mine[name]]
-        differing = [f"{name} {found[name]}" for name in names]
+        found, mine = _flat(json.loads(note.read_text())), _flat(mine)
+        differing = [f"{name} {found[name]}" for name in mine if found.get(name, mine[name]) != mine[name]]
         if differing:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
@@ -240,3 +239,8 @@ class Run:
         if seconds and self.fabric.is_global_zero:
             write_json(note, found)
         return found["seconds"]
+
+
+def _flat(note: dict[str, Any]) -> dict[str, Any]:
+    """Return a note of a run with its settings beside all else."""
+    return {name: value for name, value in note.items() if name != "settings"} | note.get("settings", {})

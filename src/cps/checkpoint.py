@@ -92,8 +92,7 @@ class Checkpoint:
             return None
         if found != wanted:
             differing = [key for key, value in wanted.items() if found.get(key) != value and key != "settings"]
-            before, now = found.get("settings", {}), wanted.get("settings", {})
-            differing += [key for key, value in now.items() if before.get(key) != value]
+            differing += _changes("", found.get("settings", {}), wanted.get("settings", {}))
             raise ValueError(
                 f"the checkpoint '{self.path}' is of other work (it differs in: {', '.join(differing)}); "
                 "repeat the call that made it, or delete it to start again"
@@ -125,6 +124,17 @@ def identify(
         "processes": fabric.world_size,
         "precision": precision_of(fabric),
     }
+
+
+def _changes(name: str, before: Any, now: Any) -> list[str]:
+    """Return what differs between settings as plain data, in words: `train.epochs (10, now 11)`."""
+    if isinstance(before, dict) and isinstance(now, dict) and before.get("type") == now.get("type"):
+        inner = [_changes(f"{name}.{key}".removeprefix("."), before.get(key), now[key]) for key in now]
+        return [change for changes in inner for change in changes]
+    if before == now:
+        return []
+    are_short = not any(isinstance(value, dict | list) for value in (before, now))
+    return [f"{name} ({before}, now {now})" if are_short else name]
 
 
 def _optimizer_state(header: dict[str, Any], tensors: dict[str, Tensor]) -> dict[str, Any]:

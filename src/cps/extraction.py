@@ -22,7 +22,7 @@ from cps.evidence import Outputs, are_close
 from cps.partition import set_tensors
 from cps.pixels import Prepare, as_floats
 from cps.subnetwork import Subnetwork
-from cps.tracing import traced
+from cps.tracing import ADDITIONS, RELUS, traced
 from cps.views import class_logits, mean_of
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,11 @@ CHANNELWISE_MODULES = (
     nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
 )  # fmt: skip
 CHANNELWISE_FUNCTIONS = {
-    F.relu, torch.relu, F.relu6, F.silu, F.gelu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.dropout,
+    *RELUS, F.relu6, F.silu, F.gelu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.dropout,
     F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.elu, F.leaky_relu, torch.relu_,
-    "relu", "relu_", "sigmoid", "tanh", "clamp", "contiguous",
+    "sigmoid", "tanh", "clamp", "contiguous",
 }  # fmt: skip
-COMBINING = {
-    operator.add, operator.iadd, torch.add, "add", "add_", operator.mul, operator.imul, torch.mul, "mul", "mul_",
-}  # fmt: skip
+COMBINING = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"}
 
 
 class Standalone(nn.Module):
@@ -190,7 +188,7 @@ class _Channels:
             self.readers.append((node, layer))
         elif isinstance(layer, (*CHANNELWISE_MODULES, nn.BatchNorm2d)) or node.target in CHANNELWISE_FUNCTIONS:
             self._join(node, inputs[0])
-        elif node.target in COMBINING and len(inputs) == 2 and _channels(inputs[0]) == _channels(inputs[1]):
+        elif node.target in COMBINING and len(inputs) == 2 and _have_same_channels(*inputs):
             self._join(node, inputs[0])
             self._join(node, inputs[1])
         elif self._keeps_channels(node, layer):
@@ -201,7 +199,7 @@ class _Channels:
     def _keeps_channels(self, node: fx.Node, layer: nn.Module | None) -> bool:
         """Say whether a mean or a flattening leaves one number for each channel."""
         flattens = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten", "mean", torch.mean)
-        return flattens and _axes(node) == 2 and _channels(node) == _channels(node.all_input_nodes[0])
+        return flattens and _axes(node) == 2 and _have_same_channels(node, node.all_input_nodes[0])
 
     def _join(self, node: fx.Node, other: fx.Node) -> None:
         first, second = self.find(node), self.find(other)
@@ -243,6 +241,6 @@ def _axes(node: fx.Node) -> int:
     return 0 if shape is None else len(shape)
 
 
-def _channels(node: fx.Node) -> int:
-    shape = _shape(node)
-    return -1 if shape is None or len(shape) < 2 else shape[1]
+def _have_same_channels(first: fx.Node, second: fx.Node) -> bool:
+    shapes = [_shape(node) for node in (first, second)]
+    return all(shape is not None and len(shape) > 1 for shape in shapes) and shapes[0][1] == shapes[1][1]

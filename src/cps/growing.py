@@ -149,14 +149,15 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     began = time.monotonic() - (_left_over(growth) or {}).get("seconds", 0.0)
     learner, names = growth.learner, growth.names
     train, held = _split(growth.shipment, read, names, share)
-    learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
     checkpoint = checkpoint_of(growth.model)
     new = Task(list(names.values()), train=train, val=held if held[1] else None)
-    usual, learner.views = learner.views, growth.views
+    usual = learner.views, learner.watch
+    learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
+    learner.views = growth.views
     try:
         subnetwork = learner.learn(new, checkpoint=checkpoint)
     finally:
-        learner.views = usual
+        learner.views, learner.watch = usual
     task = len(learner.network.subnetworks) - 1
     counts = Counter(train[1] + held[1])
     subnetwork.notes.update(

@@ -10,11 +10,9 @@ from torch import Tensor, fx, nn
 
 from cps import convolution
 from cps.partition import named_tensors
-from cps.tracing import traced
+from cps.tracing import ADDITIONS, RELUS, traced
 
 KNOWN = ("torch.nn.", "cps.backbones", "torchvision.models.resnet")  # code that does the same in every pass
-ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
-RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
 FARTHEST = 2**31 - 2**16  # numbers that our kernels can count
 
 

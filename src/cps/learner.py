@@ -24,7 +24,7 @@ from cps.intake import check_shape, check_task, first_look, held_out_examples, s
 from cps.masks import check_smaller
 from cps.modelfile import write_model
 from cps.network import SharedNetwork
-from cps.observation import check_selectors, checked_selectors, observe_last
+from cps.observation import check_observed, checked_selectors, observe_last
 from cps.pixels import Normalize
 from cps.plain import encode
 from cps.prediction import Prediction, classify
@@ -115,7 +115,7 @@ class Learner:
         from it; delete it once the learned model is saved.
         """
         with learning(self.network):
-            check_selectors(self.selectors, self.network)
+            check_observed(self.selectors, self.network)
             with self._seeded(HEAD):
                 examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
                 features = first_look(examples, self.network, self.views)

@@ -44,7 +44,7 @@ def unobserved(selectors: Sequence[Selector], network: SharedNetwork) -> Iterato
                 yield selector, index
 
 
-def check_selectors(selectors: Sequence[Selector], network: SharedNetwork) -> None:
+def check_observed(selectors: Sequence[Selector], network: SharedNetwork) -> None:
     """Refuse a selector that needs numbers about earlier tasks which were not kept."""
     for selector, index in unobserved(selectors, network):
         if hasattr(selector, "without"):

@@ -4,11 +4,17 @@ torch.fx patches the class of all modules while it traces one. Here the calls of
 one module is traced at a time.
 """
 
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import fx, nn
+
+ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")  # as targets of a graph's nodes
+RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
 
 _ONE_AT_A_TIME = threading.Lock()
 

@@ -33,7 +33,7 @@ def twin_of(backbone: nn.Module, pixels: Tensor, *, is_bf16: bool, is_quick: boo
     whole: nn.Module = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
     inner = whole.inner if isinstance(whole, Padded) else whole
     found = joined(inner) if is_quick and is_bf16 and pixels.is_cuda else None
-    inner = found or inner
+    inner = inner if found is None else found
     if is_quick:
         quicken(inner)
     if isinstance(whole, Padded):
