@@ -1,5 +1,7 @@
 """The library works on any module, and refuses what it cannot handle by name."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torchvision
@@ -615,6 +617,25 @@ def test_an_image_and_its_mirror_image_get_the_same_answer_where_both_are_looked
         learner.learn(make_task(0))
         first, second = (learner.evidence(seen)[0].logits for seen in (images, images.flip(-1)))
         assert torch.allclose(first, second, atol=1e-4) == is_same
+
+
+def test_training_in_bf16_learns_whatever_autocast_is_around_it():
+    """A weight that autocast has cast once must not be taken for the same weight after a step."""
+
+    def learned(around):
+        torch.manual_seed(0)
+        training, losses = cps.Training(12, cps.Adam(1e-2), batch_size=16), []
+        fabric = cps.make_fabric(accelerator="cpu", precision="bf16-mixed")
+        learner = cps.Learner(conv_net(), rounds=1, train=training, retrain=training, fabric=fabric)
+        learner.watch = lambda at: losses.append(at.loss)
+        with around:
+            learner.learn(make_task(0))
+        assert losses[-1] < 0.1 * losses[0]
+        return learner.fingerprint(0)
+
+    plain = learned(nullcontext())
+    for around in (torch.autocast("cpu", enabled=False), torch.autocast("cpu", torch.bfloat16)):
+        assert learned(around) == plain
 
 
 def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner):

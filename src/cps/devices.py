@@ -129,6 +129,19 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Keep an autocast of the caller's away, and its cache of weights, which would go on with those before a step."""
+    before = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device.type, False)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device.type, before[0])
+        torch.set_autocast_cache_enabled(before[1])
+
+
 def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
     """Make running statistics equal on all ranks: each has seen other images since the last step."""
     if fabric.world_size == 1:

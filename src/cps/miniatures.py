@@ -54,13 +54,14 @@ class Miniatures:
         every = sorted(
             {look for mine in looks.values() for look in mine}, key=lambda look: (look.is_mirrored, look.turn)
         )
-        crowds = {look: tuple(task for task, mine in looks.items() if look in mine) for look in every}
+        askers = {look: tuple(task for task, mine in looks.items() if look in mine) for look in every}
+        crowds = {tasks: self.crowd(tasks) for tasks in askers.values()}
         found: dict[int, list[list[Tensor]]] = {task: [] for task in looks}
         for pixels in batches:
             for mine in found.values():
                 mine.append([])
-            for look, tasks in crowds.items():
-                for task, features in zip(tasks, self.crowd(tasks)(look(pixels)), strict=True):
+            for look, tasks in askers.items():
+                for task, features in zip(tasks, crowds[tasks](look(pixels)), strict=True):
                     found[task][-1].append(features)
         return found
 

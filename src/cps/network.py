@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from cps.capacity import check_capacity
 from cps.data import ClassName
+from cps.devices import without_autocast
 from cps.draft import Draft, fresh_head
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
@@ -77,7 +78,7 @@ class SharedNetwork:
 
         An autocast of the caller's does not reach what is computed meanwhile.
         """
-        with self._turns, torch.autocast(self.device.type, enabled=False):
+        with self._turns, without_autocast(self.device):
             yield
 
     def tell_once(self, what: str) -> None:
