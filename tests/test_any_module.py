@@ -649,10 +649,26 @@ def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner
     torch.set_default_dtype(torch.float64)
     try:
         wide = make_learner(conv_net().float())
-        wide.learn(make_task(0))
+        tasks = [make_task(first) for first in (0, 10)]
+        for task in tasks:
+            wide.learn(cps.Task(task.classes, (task.train[0].float(), task.train[1])))
+        images = tasks[0].test[0].float()
+        found = wide.predict(images, reject=0.1)
+        assert found.share.dtype == found.confidence.dtype == torch.float32
+        assert wide.stream().predict(images).tasks.shape == (len(images),)
+        torch.testing.assert_close(wide.extract(0)(images), wide.evidence(images)[0].logits, rtol=1e-3, atol=1e-4)
     finally:
         torch.set_default_dtype(torch.float32)
     assert wide.network.subnetworks[0].head["weight"].dtype == torch.float32
+
+
+def test_an_evaluation_is_the_same_under_an_autocast(make_learner):
+    learner, tasks = make_learner(), [make_task(first, test=60) for first in (0, 10, 20)]
+    for task in tasks:
+        learner.learn(task)
+    plain = cps.evaluate(learner, tasks)
+    with torch.autocast(learner.network.device.type, torch.bfloat16):
+        assert cps.evaluate(learner, tasks) == plain
 
 
 @pytest.mark.filterwarnings("ignore:.*of the backbone's")

@@ -360,11 +360,34 @@ def test_a_loss_with_parameters_is_refused():
 
 
 def test_weights_that_the_last_step_ruins_are_not_sealed(make_learner):
-    once = cps.Training(1, cps.SGD(1e38, momentum=0), batch_size=64)
-    learner = make_learner(train=once, rounds=0)
+    learner = make_learner()
+
+    def ruin(at):
+        if at.done == at.total:
+            learner.network.backbone[0].bias.data[0] = torch.nan
+
+    learner.watch = ruin
+    with pytest.raises(FloatingPointError, match="training left '0.bias' with NaN or infinite values; lower the"):
+        learner.learn(make_task(0))
+    assert learner.network.subnetworks == []
+
+
+def test_a_subnetwork_whose_outputs_are_no_numbers_is_not_kept(make_learner):
+    learner = make_learner(train=cps.Training(1, cps.SGD(1e38, momentum=0), batch_size=64), rounds=0)
     with pytest.raises(FloatingPointError, match="lower the learning rate"):
         learner.learn(make_task(0))
     assert learner.network.subnetworks == []
+
+
+def test_a_constant_of_the_backbone_may_be_infinite(make_learner):
+    class Masked(nn.Sequential):
+        def __init__(self):
+            super().__init__(*conv_net())
+            self.register_buffer("mask", torch.triu(torch.full((3, 3), -torch.inf), 1))
+
+    learner = make_learner(Masked())
+    learner.learn(make_task(0))
+    assert learner.network.subnetworks[0].private["mask"].isinf().any()
 
 
 def test_statistics_that_are_no_numbers_are_not_kept(make_learner):
@@ -401,6 +424,8 @@ def test_a_single_image_and_odd_numbers_are_refused_in_words(learned):
         learned.predict(IMAGES, task=True)
     with pytest.raises(ValueError, match="group_size is a number of images, 1 or more, got '2'"):
         learned.predict(IMAGES, group_size="2")
+    for size in (np.int64(2), torch.tensor(2), 2.0):
+        assert len(learned.predict(IMAGES, group_size=size).classes) == len(IMAGES)
     with pytest.raises(ValueError, match=r"precision '64-true' cannot be used; there are: 32-true"):
         cps.make_fabric(precision="64-true")
 
@@ -417,8 +442,8 @@ def test_learning_leaves_the_users_images_without_gradients(make_learner):
 
 
 def test_images_of_another_size_are_warned_of_once_and_paths_are_refused(learned, caplog):
-    for _ in range(2):
-        learned.predict(torch.rand(3, 2, 8, 8))
-    assert [record.message[:24] for record in caplog.records] == ["images are (2, 8, 8), le"]
+    for side in (8, 9):
+        learned.predict(torch.rand(3, 2, side, side))
+    assert [record.message[:34] for record in caplog.records] == ["some images are not (2, 6, 6), as "]
     with pytest.raises(TypeError, match="got the path 'a.png'; see cps.read_folder"):
         learned.predict("a.png")

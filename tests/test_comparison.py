@@ -136,6 +136,9 @@ def test_runs_whose_selectors_differ_are_told_apart_by_what_differs_and_missing_
     assert [name.split("selector ")[1] for name in names] == ["Cascade temperature=3.0))", "Cascade temperature=9.0))"]
     larger = made(settings=usual | {"backbone": "900 weights"}, order=2)
     assert len(comparison.by_recipe([made(settings=usual), larger])) == 2
+    older = made(settings={}, order=4)
+    for runs in ([older, made(settings=usual), larger], [larger, made(settings=usual), older]):
+        assert len(comparison.by_recipe(runs)) == 3
     without = made(settings={"backbone": "100 weights"}, order=3)
     assert list(comparison.by_recipe([made(settings=usual), without])) == ["demo"]
 

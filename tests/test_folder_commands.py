@@ -500,12 +500,14 @@ def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predic
 def test_watching_follows_the_model(parts, model, tmp_path):
     fabric = cps.make_fabric(accelerator="cpu")
     followed = Followed(model, lambda: cli_predict._opened(model, fabric))
-    first = cli_predict._current(followed)
+    first, missing = cli_predict._current(followed), Followed(model, lambda: cli_predict._opened(model, fabric, 2))
     assert cli_predict._current(followed) is first
     learner = cps.load(model)
     learner.forget(1)
     learner.save(model)
     assert len(cli_predict._current(followed).network.subnetworks) == 1
+    assert len(cli_predict._current(missing, 2).network.subnetworks) == 2  # the old one, which has that task
+    assert "there is no task 2" in missing.problem
     model.write_bytes(b"damaged")
     assert len(cli_predict._current(followed).network.subnetworks) == 1
     assert "damaged" in followed.problem
@@ -549,3 +551,35 @@ def test_a_folder_whose_name_is_no_text_is_refused_before_training_and_shown_as_
 def test_names_are_shown_as_they_are(parts, tmp_path):
     image = Path(shutil.copy(parts[0] / "inbox" / "bolt" / "0.png", tmp_path / ":smile:.png"))
     assert ":smile:" in run("predict", image, "--model", parts[0] / "parts.cps", *CPU).stdout.replace("\n", "")
+
+
+def test_a_task_that_has_become_another_is_not_asked(model, tmp_path):
+    fabric = cps.make_fabric(accelerator="cpu")
+    followed = Followed(model, lambda: cli_predict._opened(model, fabric, 1))
+    learner = cps.load(model)
+    learner.forget(0)
+    learner.save(model)
+    with pytest.raises(ValueError, match="task 1 of the model is another now"):
+        cli_predict._current(followed, 1)
+
+
+def test_links_are_images_of_their_own_and_one_to_itself_is_an_error_of_its_own(parts, tmp_path):
+    picture = next((parts[0] / "inbox").rglob("*.png"))
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).symlink_to(picture)
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    done = run("predict", tmp_path / "loop.png", tmp_path, "--model", parts[0] / "parts.cps", "--json", *CPU, code=3)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(Path(row["path"]).name, row["error"] is None) for row in rows] == [
+        ("loop.png", False), ("a.png", True), ("b.png", True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_json_is_json_whatever_the_encoding(monkeypatch, encoding):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", stream)
+    row = {"path": "gr\u00fcn \U0001f600.jpg"}
+    stream.write(cli_predict._json(row))
+    stream.flush()
+    assert json.loads(stream.buffer.getvalue().decode(encoding)) == row

@@ -147,3 +147,14 @@ def test_reading_many_images_keeps_few_in_memory(learner, box, monkeypatch):
     next(coming)
     assert len(decoded) <= 4
     assert torch.tensor([answer.task for answer in coming]).numel() == 11
+
+
+def test_whoever_is_the_learner_now_is_asked(learner, box, tmp_path):
+    """`watch` asks for the learner anew before each look at the folder."""
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    asked = []
+    coming = inbox.watch(lambda: asked.append(len(asked)) or learner, folder, interval=0.01)
+    (folder / "new.png").write_bytes((box / "bolt" / "0.png").read_bytes())
+    assert next(coming).path.name == "new.png"
+    assert len(asked) >= 2

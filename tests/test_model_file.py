@@ -319,15 +319,18 @@ def test_of_two_who_write_a_file_at_once_the_last_one_wins_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_writer_left_is_removed_but_nothing_of_one_at_work(tmp_path):
-    path, machine = tmp_path / "model.cps", storage._machine()
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    left = tmp_path / f".model.cps.{machine}-{int(gone.stdout)}-abcdef.partial"
-    others = [tmp_path / f".model.cps.{machine}-{os.getpid()}-abcdef.partial", tmp_path / ".model.cps.f00-1-a.partial"]
-    for file in (left, *others):
+def test_what_a_killed_writer_left_is_removed_later_but_nothing_of_one_at_work(tmp_path):
+    path = tmp_path / "model.cps"
+    left, new, other = (tmp_path / f".{name}.partial" for name in ("model.cps.0a", "model.cps.0b", "other.cps.0c"))
+    for file in (left, new, other):
         file.touch()
+    for file in (left, other):
+        os.utime(file, (0, 0))
     storage.write_text(path, "text")
-    assert set(tmp_path.iterdir()) == {path, *others}
+    assert set(tmp_path.iterdir()) == {path, new, other}
+    os.utime(new, (0, 0))
+    storage.remove(path)
+    assert set(tmp_path.iterdir()) == {other}
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_not_called_damaged(learned, tmp_path, monkeypatch):

@@ -267,3 +267,14 @@ def test_a_selector_that_forgets_wrongly_changes_no_numbers(make_learner):
     for name in names:
         for old, new in zip(before[name], learner.network.statistics(name), strict=True):
             assert all(old[key] is new[key] for key in old.keys() | new.keys())
+
+
+def test_a_subclass_of_a_setting_is_a_setting(make_learner, tmp_path):
+    @cps.setting
+    class Renamed(cps.MaxOutput):
+        name = "Renamed"
+
+    learner = make_learner(selectors=[Renamed()])
+    learner.learn(make_task(0))
+    learner.save(tmp_path / "model.cps")
+    assert cps.load(tmp_path / "model.cps", conv_net()).selectors == (Renamed(),)

@@ -146,26 +146,27 @@ def test_other_threads_see_a_task_whole_or_not_at_all(make_learner, tmp_path, fa
     learner.learn(make_task(0))
     answers = []
 
-    def ask():
-        answers.append(len(learner.evidence(images)))
-        answers.append(learner.predict(images).tasks.max())
+    def saved():
         learner.save(path)
-        answers.append(len(cps.load(path, conv_net(), selectors=[selector], fabric=learner.fabric).network.subnetworks))
+        return len(cps.load(path, conv_net(), selectors=[selector], fabric=learner.fabric).network.subnetworks)
 
-    asked = threading.Thread(target=ask)
+    questions = (lambda: len(learner.evidence(images)), lambda: learner.predict(images) and None, saved)
+    asked = [threading.Thread(target=lambda ask=ask: answers.append(ask())) for ask in questions]
 
     def start_asking():
-        asked.start()
-        asked.join(0.3)
+        for thread in asked:
+            thread.start()
+        asked[-1].join(0.3)
         if fails:
             raise KeyboardInterrupt
 
     object.__setattr__(selector, "ask", start_asking)
     with pytest.raises(KeyboardInterrupt) if fails else nullcontext():
         learner.learn(make_task(10))
-    asked.join(60)
-    assert (answers[0], answers[2]) == ((1, 1) if fails else (2, 2))
-    assert len(answers) == 3
+    for thread in asked:
+        thread.join(60)
+    tasks = 1 if fails else 2
+    assert sorted(answers, key=str) == [tasks, tasks, None]
 
 
 def test_a_learner_cannot_learn_or_forget_while_it_learns(learner):
@@ -208,3 +209,28 @@ def test_an_evidence_says_so_when_its_tasks_were_forgotten_meanwhile(learner):
     learner.forget(0)
     with pytest.raises(RuntimeError, match="tasks were forgotten"):
         evidence[0]
+
+
+def test_drawing_a_backbone_in_another_thread_does_not_reach_the_draws_of_a_learner(make_learner):
+    backbone = nn.Sequential(*conv_net(), nn.Dropout(0.5))
+    alone, other = make_learner(backbone), make_learner(backbone)
+    alone.learn(make_task(0))
+    done = threading.Event()
+
+    def draw():
+        while not done.is_set():
+            cps.Builtin("small", 2).drawn(1)
+
+    drawing = threading.Thread(target=draw)
+    drawing.start()
+    other.learn(make_task(0))
+    done.set()
+    drawing.join(60)
+    assert other.fingerprint(0) == alone.fingerprint(0)
+
+
+def test_a_stream_refuses_evidence_of_fewer_tasks_than_there_are(learner):
+    evidence = learner.evidence(make_task(0).test[0])
+    learner.learn(make_task(30))
+    with pytest.raises(ValueError, match="the evidence is of 3 tasks"):
+        learner.stream().predict_by(evidence)

@@ -124,7 +124,11 @@ class Cascade:
         common = spreads.mean(dim=0)
         middle = torch.cat([own, later]).mean(dim=0)
         own, later = own - middle, later - middle  # small numbers, since in 32 bits large ones would hide them
-        ridge = self.shrinkage * common.diagonal().mean().clamp(min=1e-6) * torch.eye(len(common), device=common.device)
+        ridge = (
+            self.shrinkage
+            * common.diagonal().mean().clamp(min=1e-6)
+            * torch.eye(len(common), dtype=common.dtype, device=common.device)
+        )
         if self.alike == 1:
             weights, offsets = _linear(torch.cat([own, later]), common + ridge)
             return {"middle": middle, "weights": weights / self.temperature, "offsets": offsets / self.temperature}

@@ -59,9 +59,9 @@ def predict(
     from cps.following import Followed
 
     fabric = make_fabric(accelerator=accelerator)
-    followed = Followed(model, lambda: _opened(model, fabric))
-    asked = {"task": _index(task, followed.made), "reject": reject}
-    coming = inbox.watch(partial(_current, followed), watch, **asked) if watch is not None else iter(())
+    followed = Followed(model, lambda: _opened(model, fabric, task))
+    asked = {"task": None if task is None else task - 1, "reject": reject}
+    coming = inbox.watch(partial(_current, followed, task), watch, **asked) if watch is not None else iter(())
     files = inbox.find_images(images) if images else []
     _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
@@ -90,7 +90,8 @@ def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[An
         errors.print("stopped")
 
 
-def _opened(model: Path, fabric: "Fabric") -> "Learner":
+def _opened(model: Path, fabric: "Fabric", task: int | None = None) -> "Learner":
+    """Return the learner of a model that has learned something, and the task that is asked for."""
     from cps.familiarity import ROUGH
     from cps.inbox import size_of
     from cps.loading import load
@@ -99,23 +100,21 @@ def _opened(model: Path, fabric: "Fabric") -> "Learner":
     learner.network.told.add(ROUGH)  # which `cps learn` has said
     if not learner.network.subnetworks:
         raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
+    known = len(learner.network.subnetworks)
+    if task is not None and task > known:
+        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
     size_of(learner)
     return learner
 
 
-def _index(task: int | None, learner: "Learner") -> int | None:
-    """Return a task that counts from 1 as it counts from 0."""
-    known = len(learner.network.subnetworks)
-    if task is not None and task > known:
-        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
-    return None if task is None else task - 1
-
-
-def _current(followed: "Followed[Learner]") -> "Learner":
-    """Return the learner of the model as it is now, and say if it is another."""
+def _current(followed: "Followed[Learner]", task: int | None = None) -> "Learner":
+    """Return the learner of the model as it is now, and say if it is another; the task asked for must be the same."""
+    before = followed.made.network.subnetworks
     if followed.refresh():
-        tasks = len(followed.made.network.subnetworks)
-        errors.print(f"the model has changed; now it answers with {tasks} task(s)", highlight=False)
+        now = followed.made.network.subnetworks
+        if task is not None and now[task - 1].classes != before[task - 1].classes:
+            raise ValueError(f"task {task} of the model is another now; give the command again with its number")
+        errors.print(f"the model has changed; now it answers with {len(now)} task(s)", highlight=False)
     return followed.made
 
 
@@ -170,17 +169,13 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
 
 
 def _json(row: dict[str, Any]) -> str:
-    """Return a row as JSON: as it reads, unless it holds a name that is no text."""
+    """Return a row as JSON: as it reads, unless whoever reads could not be told so."""
     text = json.dumps(row, ensure_ascii=False)
-    return text if text.isascii() or _is_text(text) else json.dumps(row)
-
-
-def _is_text(text: str) -> bool:
     try:
-        text.encode()
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        return False
-    return True
+        return json.dumps(row)
+    return text
 
 
 def _in_words(answer: "Answer") -> str:

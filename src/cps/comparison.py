@@ -43,7 +43,8 @@ def _differing(runs: Sequence[Results]) -> dict[str, set[str]]:
     """Return the settings in which runs differ, with all values there are; schedules follow the number of epochs."""
     if not all("settings" in run for run in runs):
         return {}
-    names = [name for name in runs[0]["settings"] if not name.endswith("schedule")]
+    every = dict.fromkeys(name for run in runs for name in run["settings"])
+    names = [name for name in every if not name.endswith("schedule")]
     values = {name: {run["settings"][name] for run in runs if name in run["settings"]} for name in names}
     return {name: found for name, found in values.items() if len(found) > 1}
 

@@ -69,7 +69,7 @@ class Draft:
         self.scores = first_scores(self.masks) if is_choosing else {}
         self.warm: dict[str, Tensor] | None = None
         self._parts = parts
-        self._sealed = weights
+        self._sealed, self._start = weights, private
         self._taken = taken
         set_tensors(backbone, {**weights, **private})
 
@@ -104,10 +104,15 @@ class Draft:
         return REACH if self.warm is None else 0.0
 
     def check_finite(self) -> None:
-        """Refuse what training has ruined: the last step may do so after a loss that was sound."""
-        for name, value in named_tensors(self.model).items():
-            if value.is_floating_point() and not value.isfinite().all():
-                raise FloatingPointError(f"training left '{name}' with NaN or infinite values; lower the learning rate")
+        """Refuse what training has ruined, as its last step may after a sound loss; constants may be infinite."""
+        start = {**self._sealed, **self._start}
+        live = {**self.weights(), **self.private()}
+        ruined = [name for name, value in live.items() if (start[name].isfinite() & ~value.isfinite()).any()]
+        ruined += [f"head.{name}" for name, value in self.model.head.named_parameters() if not value.isfinite().all()]
+        if ruined:
+            raise FloatingPointError(
+                f"training left '{ruined[0]}' with NaN or infinite values; lower the learning rate"
+            )
 
     def guard(self) -> Guard:
         """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""

@@ -70,17 +70,18 @@ def evaluate(
     `top5` is the share of images whose class is among the five best of the selected subnetwork. Selectors may be
     given names to be listed by, else their own count. Several processes share the work, and all must call this.
     """
-    tested = look(learner, tasks, flips=flips)
-    task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
-    task_il |= _top5(tested.right_of_five, tested)
-    selectors = selectors or learner.selectors
-    is_named = isinstance(selectors, Mapping)
-    named = selectors if is_named else {selector.name: selector for selector in checked_selectors(selectors)}
-    class_il = {
-        name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
-        for name, selector in named.items()
-    }
-    return {"task_il": task_il, "class_il": class_il}
+    with learner.network.in_use():
+        tested = look(learner, tasks, flips=flips)
+        task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
+        task_il |= _top5(tested.right_of_five, tested)
+        selectors = selectors or learner.selectors
+        is_named = isinstance(selectors, Mapping)
+        named = selectors if is_named else {selector.name: selector for selector in checked_selectors(selectors)}
+        class_il = {
+            name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
+            for name, selector in named.items()
+        }
+        return {"task_il": task_il, "class_il": class_il}
 
 
 def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tested:

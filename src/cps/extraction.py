@@ -49,7 +49,7 @@ class Standalone(nn.Module):
         self.normalize = nn.Identity() if prepare.normalize is None else prepare.normalize.as_layer(weight.device)
         self.backbone, self.dtype = backbone, prepare.dtype
         outputs, features = weight.shape
-        self.head = nn.Linear(features, outputs, device=weight.device).requires_grad_(False)
+        self.head = nn.Linear(features, outputs, dtype=weight.dtype, device=weight.device).requires_grad_(False)
         self.head.load_state_dict(subnetwork.head)
         self.classes, self.looks = subnetwork.classes, subnetwork.looks
 

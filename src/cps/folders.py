@@ -193,7 +193,7 @@ def list_images(folder: str | Path, *, skip_empty: bool = False) -> list[Path]:
     }
     empty = [each for each, found in files.items() if not found]
     if empty and (not skip_empty or len(empty) == len(classes)):
-        deeper = " itself, only folders in it" if any(path.is_dir() for path in empty[0].iterdir()) else ""
+        deeper = " itself, only folders in it" if all(any(p.is_dir() for p in each.iterdir()) for each in empty) else ""
         named, known = in_quotes([each.name for each in empty]), ", ".join(sorted(SUFFIXES))
         raise ValueError(f"the folder of class {named} holds no image{deeper}; known are {known}")
     return [path for found in files.values() for path in found]

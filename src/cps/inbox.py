@@ -4,6 +4,7 @@ Images are decoded in parallel while the model looks at those before them, so a 
 """
 
 import glob
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +50,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
     A file that is named is taken whatever it is called, and even if it is not there, which its answer will say; one
     that is named twice is taken once.
     """
-    found: dict[Path, Path] = {}  # by where they really lie
+    found: dict[str, Path] = {}  # by where they lie
     missing = []
     for place in places:
         path = Path(place)
@@ -57,7 +58,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
         missing += [] if paths else [path]
         for one in paths or [path]:
             for image in _images_in(one) if one.is_dir() else [one]:
-                found.setdefault(image.resolve(), image)
+                found.setdefault(os.path.abspath(image), image)
     if missing and len(missing) == len(found):
         raise FileNotFoundError(f"there is no file or folder '{missing[0]}', and nothing fits it as a pattern")
     if not found:

@@ -83,7 +83,9 @@ def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
     """Refuse images with other channels or axes than those learned first; height and width may differ."""
     expected = network.input_shape
     if expected is not None and shape != expected and len(shape) == len(expected) and shape[0] == expected[0]:
-        network.tell_once(f"images are {shape}, learned first were {expected}: answers may be worse; scale them alike")
+        network.tell_once(
+            f"some images are not {expected}, as those learned first: answers may be worse; scale them alike"
+        )
     elif expected is not None and shape != expected:
         hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")

@@ -25,7 +25,7 @@ def setting(kind: Kind) -> Kind:
 
     Use it on your own pruner, selector, optimizer, schedule or augmentation, to have `cps.load` restore it.
     """
-    if "__dataclass_fields__" not in vars(kind):
+    if not hasattr(kind, "__dataclass_fields__"):
         raise TypeError(f"a setting is a dataclass; put @dataclass(frozen=True) below @setting of {kind.__name__}")
     known = _TYPES.setdefault(kind.__name__, kind)
     if known.__module__ != kind.__module__:

@@ -1,11 +1,14 @@
 """Randomness by name: every draw has a key, so a resumed run draws what an uninterrupted one would."""
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
+
+_TURNS = threading.RLock()
 
 
 def derived_seed(*key: int) -> int:
@@ -20,10 +23,13 @@ def generator(*key: int) -> torch.Generator:
 
 @contextmanager
 def seeded(device: torch.device, *key: int) -> Iterator[None]:
-    """Seed the generators of torch (dropout draws from it), numpy and Python for a while, then put them back."""
+    """Seed the generators of torch (dropout draws from it), numpy and Python for a while, then put them back.
+
+    A process has one of each, so threads that do so take turns.
+    """
     devices, seed = [device] if device.type == "cuda" else [], derived_seed(*key)
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=devices):
+    with _TURNS, torch.random.fork_rng(devices=devices):
+        of_numpy, of_python = np.random.get_state(), random.getstate()
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)

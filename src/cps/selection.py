@@ -173,7 +173,8 @@ class Oracle:
 
 def consecutive_groups(images: int, group_size: int, device: torch.device | None = None) -> Tensor:
     """Return the group of each image when every `group_size` images in a row share a task."""
-    if not isinstance(group_size, int | float) or group_size != int(group_size) or group_size < 1:
+    is_whole = hasattr(group_size, "__index__") or (isinstance(group_size, float) and group_size.is_integer())
+    if not is_whole or group_size < 1:
         raise ValueError(f"group_size is a number of images, 1 or more, got {group_size!r}")
     return torch.arange(images, device=device) // int(group_size)
 

@@ -188,7 +188,7 @@ def _add_errors(app: FastAPI) -> None:
         fields = {str(problem["loc"][-1]) for problem in error.errors()}
         images = "expected one or more image files as 'images' in a multipart form"
         known = {"group": "expected true or false as 'group'", "task": "expected a number from 1 as 'task'"}
-        sentence = known.get(min(fields), images) if len(fields) == 1 else images
+        sentence = images if "images" in fields else next((known[name] for name in known if name in fields), images)
         return JSONResponse({"error": sentence}, 422)
 
     @app.exception_handler(HTTPException)

@@ -9,8 +9,8 @@ import glob
 import hashlib
 import json
 import os
-import platform
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 VERSION = 1
+ABANDONED = 3600  # seconds without a change after which nobody writes a file any more
 TRIES = 20  # to read a file that is being replaced
 Content = TypeVar("Content")
 Stamp = tuple[int, int, int]
@@ -51,7 +52,7 @@ def in_one_step(path: Path) -> Iterator[Path]:
 
     Each writer has a file of its own, so that of several the last one wins, whole.
     """
-    partial = path.with_name(f".{path.name}.{_machine()}-{os.getpid()}-{secrets.token_hex(3)}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     with folder_of(path):
         partial.touch()
     try:
@@ -59,12 +60,12 @@ def in_one_step(path: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(mode)  # safetensors writes files that only their owner may read
         partial.replace(path)
-        _clear_away(path)
     except (OSError, SafetensorError) as error:
         raise OSError(f"could not write '{path}' ({error}); what was there before is untouched") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+    _clear_away(path)
 
 
 @contextlib.contextmanager
@@ -84,27 +85,11 @@ def remove(path: Path) -> None:
 
 
 def _clear_away(path: Path) -> None:
-    """Remove what programs of this machine that were killed while they wrote the file have left beside it."""
-    for partial in path.parent.glob(f".{glob.escape(path.name)}.{_machine()}-*.partial"):
-        writer = partial.name.removesuffix(".partial").split("-")[-2]
-        if writer.isdecimal() and not _is_running(int(writer)):
-            partial.unlink(missing_ok=True)
-
-
-def _machine() -> str:
-    return _sha(platform.node())[:6]
-
-
-def _is_running(process: int) -> bool:
-    if os.name != "posix":  # where asking would stop it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user's
-        return True
-    return True
+    """Remove what programs that were killed while they wrote the file have left beside it, some time ago."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > ABANDONED:
+                partial.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -40,12 +40,17 @@ class Stream:
 
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
         """Predict the classes of the next images, each from itself and all before it; `reject` as `Learner.predict`."""
-        return self.predict_by(self._look(as_images(images)), reject=reject)
+        with self._network.in_use():
+            return self.predict_by(self._look(as_images(images)), reject=reject)
 
     def predict_by(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
         """Predict the next images by the evidence of them, if that is at hand."""
         check_reject(reject)  # before the stream moves on
         with self._network.in_use():
+            if len(evidence) != len(self._network.subnetworks):
+                raise ValueError(
+                    f"the evidence is of {len(evidence)} tasks, not of all that were learned; ask for it anew"
+                )
             statistics = self._network.statistics(self._selector.name)
             groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
             shares = task_shares(task_scores(self._selector, evidence, statistics, groups).cpu().double())

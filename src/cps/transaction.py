@@ -11,9 +11,6 @@ from cps.masks import Masks, first_moved
 from cps.network import SharedNetwork
 from cps.partition import Parts
 from cps.subnetwork import Subnetwork
-from cps.threads import OneAtATime
-
-GENERATORS = OneAtATime()  # those of torch, numpy and Python, of which a process has one each
 
 
 class State(NamedTuple):
@@ -49,11 +46,8 @@ def transaction(network: SharedNetwork) -> Iterator[State]:
 
 @contextmanager
 def learning(network: SharedNetwork) -> Iterator[None]:
-    """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved.
-
-    One learner of a process learns at a time, since what its seed decides is drawn from the process's generators.
-    """
-    with GENERATORS, torch.inference_mode(False), torch.enable_grad(), transaction(network) as before:
+    """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved."""
+    with torch.inference_mode(False), torch.enable_grad(), transaction(network) as before:
         yield
         moved = first_moved(before.weights, network.weights, before.taken)
         if moved is not None:
