@@ -662,13 +662,22 @@ def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner
     assert wide.network.subnetworks[0].head["weight"].dtype == torch.float32
 
 
-def test_an_evaluation_is_the_same_under_an_autocast(make_learner):
-    learner, tasks = make_learner(), [make_task(first, test=60) for first in (0, 10, 20)]
-    for task in tasks:
-        learner.learn(task)
-    plain = cps.evaluate(learner, tasks)
+def test_no_selector_scores_under_an_autocast_of_the_callers(make_learner):
+    class Looking(cps.MaxOutput):
+        name = "Looking"
+
+        def __call__(self, evidence, statistics, groups):
+            seen.append(torch.is_autocast_enabled(groups.device.type))
+            return super().__call__(evidence, statistics, groups)
+
+    seen = []
+    learner, task = make_learner(selectors=[Looking()]), make_task(0)
+    learner.learn(task)
     with torch.autocast(learner.network.device.type, torch.bfloat16):
-        assert cps.evaluate(learner, tasks) == plain
+        learner.predict(task.test[0])
+        learner.stream().predict(task.test[0])
+        cps.evaluate(learner, [task], group_sizes=[1])
+    assert seen == [False] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*of the backbone's")
