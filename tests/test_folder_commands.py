@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import cps
 from conftest import make_task, write_shipment
-from cps import cli_predict, storage
+from cps import cli_model, cli_predict, storage
 from cps.cli import app
 from cps.following import Followed
 from cps.growing import checkpoint_of
@@ -583,3 +583,9 @@ def test_json_is_json_whatever_the_encoding(monkeypatch, encoding):
     stream.write(cli_predict._json(row))
     stream.flush()
     assert json.loads(stream.buffer.getvalue().decode(encoding)) == row
+
+
+@pytest.mark.parametrize(("known", "is_said"), [(0.5, True), (0.51, False)])
+def test_it_is_said_when_a_task_is_known_no_better_than_by_guessing(known, is_said):
+    notes = {"accuracy": {"task known": known, "task found": 0.3}, "held out": 10, "classes": {"a": 5, "b": 5}}
+    assert ("no better than guessing" in cli_model._accuracy_in_words(notes)) == is_said

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cps.terminal import console, going_on, progress_bar, shown, warn
+from cps.terminal import console, duration, going_on, listed, number_of, progress_bar, shown, size_in_words, warn
 
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned
@@ -91,7 +91,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
         accuracy = _accuracy(task["notes"])
         right = [f"{share:.0%}" for share in accuracy] if accuracy else ["", ""]
         right[0] = "one class" if len(task["classes"]) == 1 else right[0]
-        cells = (str(task["task"]), shown(_listed(task["classes"])), *right, f"{task['density']:.1%}")
+        cells = (str(task["task"]), shown(listed(task["classes"])), *right, f"{task['density']:.1%}")
         table.add_row(*cells, task["fingerprint"][:8])
     console.print(table)
     for task in found["tasks"]:
@@ -153,7 +153,7 @@ def forget(
         tasks = len(learner.network.subnetworks)
         if task > tasks:
             raise ValueError(f"there is no task {task}; the model has {tasks}, counted from 1")
-        classes = _listed(learner.network.subnetworks[task - 1].classes)
+        classes = listed(learner.network.subnetworks[task - 1].classes)
         if not yes:
             if not sys.stdin.isatty():
                 raise ValueError("a task is forgotten for good; add --yes where nobody can be asked")
@@ -186,12 +186,12 @@ def _show_choices(growth: "Growth", precision: str, why: str) -> None:
     of_what = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in its four turns"
     learned = sum(len(subnetwork.classes) for subnetwork in growth.learner.network.subnetworks)
     whose = f"{shown(growth.model)}, which knows {learned}" if growth.model.exists() else f"new: {shown(growth.model)}"
-    table = Table("setting", "value", "why", title=f"{_number(images, 'image')} of {of_what}; the model is {whose}")
+    table = Table("setting", "value", "why", title=f"{number_of(images, 'image')} of {of_what}; the model is {whose}")
     for choice in growth.choices:
         table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, why)
-    table.add_row("time", f"about {_duration(expected.seconds)}", "an estimate, from a few steps")
-    table.add_row("memory", f"about {_size(expected.memory)}", "an estimate")
+    table.add_row("time", f"about {duration(expected.seconds)}", "an estimate, from a few steps")
+    table.add_row("memory", f"about {size_in_words(expected.memory)}", "an estimate")
     console.print(table)
     if growth.learner.network.device.type == "cpu" and expected.memory > free_memory():
         warn(f"only {free_memory() / 2**30:.1f} GiB of memory are free; a smaller --size or --batch needs less")
@@ -202,8 +202,8 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
 
     notes = learned.notes
     console.print(
-        f"Learned task {learned.task + 1}: {shown(_listed(list(notes['classes'])))} from "
-        f"{_number(notes['images'] - notes['held out'], 'image')} in {_duration(notes['seconds'])}.\n"
+        f"Learned task {learned.task + 1}: {shown(listed(list(notes['classes'])))} from "
+        f"{number_of(notes['images'] - notes['held out'], 'image')} in {duration(notes['seconds'])}.\n"
         f"Held-out accuracy: {_accuracy_in_words(notes)}.",
         highlight=False,
     )
@@ -219,7 +219,9 @@ def _accuracy_in_words(notes: dict[str, Any]) -> str:
     if accuracy is None:
         return "not measured, since no image was held out"
     known, found = accuracy
-    measured = f"{found:.1%} among all tasks ({_number(notes['held out'], 'image')})"
+    measured = f"{found:.1%} among all tasks ({number_of(notes['held out'], 'image')})"
+    if len(notes["classes"]) > 1 and known <= 1 / len(notes["classes"]):
+        measured += "; that is no better than guessing: train longer, or look at the images"
     if len(notes["classes"]) == 1:
         return f"{measured}; alone, one class cannot be mistaken"
     return f"{known:.1%} with the task known, {measured}"
@@ -239,22 +241,3 @@ def _accuracy(notes: dict[str, Any]) -> tuple[float, float] | None:
     shares = [noted.get(key) for key in ("task known", "task found")] if isinstance(noted, dict) else []
     known, found = (share if isinstance(share, float) else None for share in shares or (None, None))
     return None if known is None or found is None else (known, found)
-
-
-def _listed(names: Any) -> str:
-    shown = ", ".join(str(name) for name in names[:8])
-    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-
-
-def _number(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
-
-
-def _size(number: int) -> str:
-    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{max(1, number // 2**20)} MiB"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1.0, seconds):.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
