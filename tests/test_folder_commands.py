@@ -589,3 +589,11 @@ def test_json_is_json_whatever_the_encoding(monkeypatch, encoding):
 def test_it_is_said_when_a_task_is_known_no_better_than_by_guessing(known, is_said):
     notes = {"accuracy": {"task known": known, "task found": 0.3}, "held out": 10, "classes": {"a": 5, "b": 5}}
     assert ("no better than guessing" in cli_model._accuracy_in_words(notes)) == is_said
+
+
+def test_forgetting_removes_what_a_killed_program_left_however_new_it_is(model):
+    left = [model.with_name(f".{name}.0a1b2c3d.partial") for name in (model.name, checkpoint_of(model).name)]
+    for file in left:
+        file.write_text("weights of the task")
+    run("forget", model, "--task", 1, "--yes")
+    assert not any(file.exists() for file in left)

@@ -145,7 +145,7 @@ def forget(
     from cps.loading import load
     from cps.lock import locked
     from cps.sources import imagenet_weights
-    from cps.storage import check_file
+    from cps.storage import check_file, clear_away, remove
 
     check_file(model)
     with locked(model):
@@ -164,8 +164,10 @@ def forget(
             imagenet_weights(fresh, weights)
         learner.forget(task - 1, fresh=fresh)
         learner.save(model)  # which refuses if any other task has changed
-        if checkpoint_of(model).exists():
-            checkpoint_of(model).unlink()
+        had_checkpoint = checkpoint_of(model).exists()
+        clear_away(model, older=0)  # nobody else writes it now
+        remove(checkpoint_of(model), older=0)
+        if had_checkpoint:
             console.print("The checkpoint of an interrupted `cps learn` is gone too: it may hold weights of the task.")
     free = learner.network.free_share()
     console.print(f"Forgot task {task} ({shown(classes)}); {free:.1%} of the weights are free.", highlight=False)

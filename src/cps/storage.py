@@ -65,7 +65,7 @@ def in_one_step(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    _clear_away(path)
+    clear_away(path)
 
 
 @contextlib.contextmanager
@@ -78,17 +78,17 @@ def folder_of(path: Path) -> Iterator[None]:
         raise type(error)(f"cannot write in '{path.parent}' ({error.strerror})") from None
 
 
-def remove(path: Path) -> None:
-    """Remove a file, if it is there, and what writing it has left."""
+def remove(path: Path, *, older: float = ABANDONED) -> None:
+    """Remove a file, if it is there, and what killed programs have left of it."""
     path.unlink(missing_ok=True)
-    _clear_away(path)
+    clear_away(path, older=older)
 
 
-def _clear_away(path: Path) -> None:
-    """Remove what programs that were killed while they wrote the file have left beside it, some time ago."""
+def clear_away(path: Path, *, older: float = ABANDONED) -> None:
+    """Remove what programs that were killed while they wrote the file have left beside it, so many seconds ago."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         with contextlib.suppress(OSError):
-            if time.time() - partial.stat().st_mtime > ABANDONED:
+            if time.time() - partial.stat().st_mtime >= older:
                 partial.unlink()
 
 
