@@ -38,7 +38,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
         408: "The images did not arrive in time.",
         413: "Too many bytes or images.",
         415: "None of the images can be read; each has its own error in the reply.",
-        422: "A field is missing or has a wrong form.",
+        422: "A field is missing, is not known or has a wrong form, or there is no such task.",
         503: "Too many requests at work; try again after as many seconds as Retry-After says.",
     }.items()
 }
