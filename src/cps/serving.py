@@ -71,7 +71,9 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
         images: Annotated[list[UploadFile], File(description="One or more image files.")],
         request: Request,
         group: Annotated[bool, Form(description="Whether all images belong together, that is, share a task.")] = False,
-        task: Annotated[int | None, Form(description="The task of all images, from 1, where it is known.")] = None,
+        task: Annotated[
+            int | None, Form(ge=1, description="The task of all images, from 1, where it is known.")
+        ] = None,
     ) -> PredictReply | JSONResponse:
         """Return the class and task of each image and what every subnetwork says about it, or why it has no answer."""
         limits, model = host.limits, host.model
@@ -105,7 +107,7 @@ def _check_fields(fields: set[str], task: int | None, tasks: int) -> None:
     unknown = fields - FIELDS
     if unknown:
         raise Refused(422, f"there is no field '{min(unknown)[:40]}'; there are: {', '.join(sorted(FIELDS))}")
-    if task is not None and not 1 <= task <= tasks:
+    if task is not None and task > tasks:
         raise Refused(422, f"there is no task {task}; the model has {tasks}, counted from 1")
 
 
