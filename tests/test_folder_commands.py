@@ -597,3 +597,14 @@ def test_forgetting_removes_what_a_killed_program_left_however_new_it_is(model):
         file.write_text("weights of the task")
     run("forget", model, "--task", 1, "--yes")
     assert not any(file.exists() for file in left)
+
+
+def test_a_class_of_which_no_image_can_be_read_is_left_out_with_the_damaged_images(tmp_path):
+    shipment = write_shipment(tmp_path / "shipment", ["broken", "pin", "ring"], images=10)
+    for file in (shipment / "broken").iterdir():
+        file.write_bytes(b"broken")
+    new = tmp_path / "new.cps"
+    done = run("learn", shipment, "--model", new, "--epochs", 1, "--skip-damaged", *CPU)
+    assert "none of the images of class 'broken' can be read; it is left out" in done.stderr.replace("\n", " ")
+    assert cps.load(new).network.subnetworks[0].classes == ("pin", "ring")
+    assert "nothing to do" in run("learn", shipment, "--model", new, *CPU).output

@@ -68,6 +68,9 @@ def learn(
                 read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
             for error in read.skipped:
                 warn(f"skipped: {error}")
+            for name in growth.names.keys() - set(read.classes):
+                warn(f"none of the images of class '{name}' can be read; it is left out")
+            growth = growing.without_unreadable(growth, read)
             for warning in growing.known_classes(growth, read):
                 warn(warning)
             if growing.goes_on(growth):

@@ -6,10 +6,9 @@ no image least of all.
 
 import datetime
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,13 +17,13 @@ from torch import Tensor
 
 import cps
 from cps import storage
-from cps.data import ClassName
 from cps.folders import FolderImages, ImageError, ImageFolder
 from cps.forms import SETTINGS
 from cps.inbox import size_of
 from cps.learner import Learner
 from cps.loading import load
 from cps.machine import bits_depend_on
+from cps.naming import almost_alike, new_version, one_form
 from cps.plain import encode
 from cps.proposal import Choice, Wishes, apply, propose
 from cps.resemblance import lookalikes, usual_outputs
@@ -190,46 +189,31 @@ def known_classes(growth: Growth, read: FolderImages) -> list[str]:
 
 def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:
     """Return the class of each folder; a known name is refused, or counted up."""
-    known = {_one_form(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
+    known = {one_form(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
     names = {}
     for folder in shipment.counts:
-        name = _one_form(folder)
+        name = one_form(folder)
         if name in known and not as_version:
             raise ValueError(
                 f"class '{name}' was learned already, in task {known[name] + 1}; give its folder another name, or add "
-                f"--as-version to learn it as '{_version(name, {*known})}'"
+                f"--as-version to learn it as '{new_version(name, {*known})}'"
             )
-        names[folder] = _version(name, {*known, *names.values()}) if name in known else name
+        names[folder] = new_version(name, {*known, *names.values()}) if name in known else name
     if len(set(names.values())) != len(names):
         raise ValueError(f"two folders of '{shipment.folder}' would become one class; rename one of them")
     return names
 
 
-def _one_form(name: ClassName) -> str:
-    """Return a name in the one form of Unicode, of several that look the same, that class names have."""
-    return unicodedata.normalize("NFC", str(name))
-
-
 def namesakes(growth: Growth) -> list[str]:
     """Return a warning for each new class whose name differs from another's by letter case or blanks alone."""
     learned = [str(name) for sub in growth.learner.network.subnetworks for name in sub.classes]
-    found = []
-    for name in growth.names.values():
-        alike = [other for other in learned if other != name and _bare(other) == _bare(name)]
-        found += [f"class '{name}' is called almost like '{alike[0]}'; is it the same?"] if alike else []
-        learned.append(name)
-    return found
+    pairs = almost_alike(list(growth.names.values()), learned)
+    return [f"class '{name}' is called almost like '{other}'; is it the same?" for name, other in pairs]
 
 
-def _bare(name: str) -> str:
-    return "".join(name.casefold().split())
-
-
-def _version(name: str, known: set[str]) -> str:
-    number = 2
-    while f"{name} ({number})" in known:
-        number += 1
-    return f"{name} ({number})"
+def without_unreadable(growth: Growth, read: FolderImages) -> Growth:
+    """Return the growth without classes of which no image could be read."""
+    return replace(growth, names={folder: name for folder, name in growth.names.items() if folder in read.classes})
 
 
 Part = tuple[Tensor, list[str]]  # images and the class of each
