@@ -119,14 +119,14 @@ def choice_table() -> str:
 
 def streams_table() -> str:
     """Return the accuracy on images in a row, by how often their task changes."""
-    rates = list(next(iter(read("streams")["streams"].values())))
+    run = read("streams")
+    rates = list(next(iter(run["streams"].values())))
     rows = [
-        [f"{training}, {name}", *(_mean([run["streams"][name][rate] for run in runs]) for rate in rates)]
+        [f"{training}, {name}", *(_mean([each["streams"][name][rate] for each in runs]) for rate in rates)]
         for training, runs in _streams().items()
         for name in ("Cascade", "MaxOutput")
     ]
     head = ["task changes after about", *(f"{1 / float(rate):.0f} images" for rate in rates[:-1]), "every image"]
-    run = read("streams")
     note = f"In %; mean of {run['draws']} streams of {run['images']:,} test images each; {_models()}."
     return markdown(head, rows, note)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -216,9 +217,10 @@ class Run:
             "epochs": [recipe.train.epochs, recipe.retrain.epochs],
             "rounds": recipe.rounds,
             "precision": precision_of(self.fabric),
-            "settings": self._settings(),
+            "settings": self._settings,
         }
 
+    @cached_property
     def _settings(self) -> dict[str, str]:
         """Return how tasks are learned, pruned and found, in words."""
         settings = self.recipe.learner_settings()

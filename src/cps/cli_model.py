@@ -68,9 +68,9 @@ def learn(
                 read = growing.decode(growth, skip_damaged=skip_damaged, watch=show)
             for error in read.skipped:
                 warn(f"skipped: {error}")
-            for name in growth.names.keys() - set(read.classes):
+            growth, unreadable = growing.without_unreadable(growth, read)
+            for name in unreadable:
                 warn(f"none of the images of class '{name}' can be read; it is left out")
-            growth = growing.without_unreadable(growth, read)
             for warning in growing.known_classes(growth, read):
                 warn(warning)
             if growing.goes_on(growth):
@@ -145,6 +145,7 @@ def forget(
     """Drop a task: what only it used is drawn anew, and all other tasks answer as before, to the bit."""
     from cps.backbones import large_resnet18
     from cps.growing import checkpoint_of
+    from cps.intake import check_number
     from cps.loading import load
     from cps.lock import locked
     from cps.sources import imagenet_weights
@@ -154,8 +155,7 @@ def forget(
     with locked(model):
         learner = load(model)
         tasks = len(learner.network.subnetworks)
-        if task > tasks:
-            raise ValueError(f"there is no task {task}; the model has {tasks}, counted from 1")
+        check_number(task, learner.network)
         classes = listed(learner.network.subnetworks[task - 1].classes)
         if not yes:
             if not sys.stdin.isatty():

@@ -94,15 +94,15 @@ def _opened(model: Path, fabric: "Fabric", task: int | None = None) -> "Learner"
     """Return the learner of a model that has learned something, and the task that is asked for."""
     from cps.familiarity import ROUGH
     from cps.inbox import size_of
+    from cps.intake import check_number
     from cps.loading import load
 
     learner = load(model, fabric=fabric)
     learner.network.told.add(ROUGH)  # which `cps learn` has said
     if not learner.network.subnetworks:
         raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
-    known = len(learner.network.subnetworks)
-    if task is not None and task > known:
-        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
+    if task is not None:
+        check_number(task, learner.network)
     size_of(learner)
     return learner
 

@@ -24,6 +24,7 @@ from cps import storage
 log = logging.getLogger(__name__)
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+KNOWN = ", ".join(sorted(SUFFIXES))
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # whatever a file is called; no other runs
 LARGEST = 40_000_000  # pixels to decode, which for JPEG are fewer; beyond that a small file may fill the memory
 MOST_NAMED = 20  # of the files that a message is about
@@ -194,8 +195,8 @@ def list_images(folder: str | Path, *, skip_empty: bool = False) -> list[Path]:
     empty = [each for each, found in files.items() if not found]
     if empty and (not skip_empty or len(empty) == len(classes)):
         deeper = " itself, only folders in it" if all(any(p.is_dir() for p in each.iterdir()) for each in empty) else ""
-        named, known = in_quotes([each.name for each in empty]), ", ".join(sorted(SUFFIXES))
-        raise ValueError(f"the folder of class {named} holds no image{deeper}; known are {known}")
+        named = in_quotes([each.name for each in empty])
+        raise ValueError(f"the folder of class {named} holds no image{deeper}; known are {KNOWN}")
     return [path for found in files.values() for path in found]
 
 

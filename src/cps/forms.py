@@ -44,14 +44,10 @@ SETTINGS = tuple(FORMS)
 COUNTS = ("rounds", "prune_images", "seed")
 
 
-def has_form(name: str, value: Any) -> bool:
-    """Say whether a setting is of its kind."""
-    return FORMS[name][0](value)
-
-
 def check_forms(**settings: Any) -> None:
     """Refuse a setting of another kind, such as a class instead of one of its objects."""
     for name, value in settings.items():
-        if not has_form(name, value):
+        is_right, what = FORMS[name]
+        if not is_right(value):
             kind = ValueError if isinstance(value, int) and name in COUNTS else TypeError
-            raise kind(f"{name} cannot be {str(value)[:80]!r}; it is {FORMS[name][1]}")
+            raise kind(f"{name} cannot be {str(value)[:80]!r}; it is {what}")

@@ -211,9 +211,11 @@ def namesakes(growth: Growth) -> list[str]:
     return [f"class '{name}' is called almost like '{other}'; is it the same?" for name, other in pairs]
 
 
-def without_unreadable(growth: Growth, read: FolderImages) -> Growth:
-    """Return the growth without classes of which no image could be read."""
-    return replace(growth, names={folder: name for folder, name in growth.names.items() if folder in read.classes})
+def without_unreadable(growth: Growth, read: FolderImages) -> tuple[Growth, list[str]]:
+    """Return the growth without classes of which no image could be read, and the folders of those."""
+    readable = set(read.labels)
+    names = {folder: name for folder, name in growth.names.items() if folder in readable}
+    return replace(growth, names=names), [folder for folder in growth.names if folder not in readable]
 
 
 Part = tuple[Tensor, list[str]]  # images and the class of each

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from cps.folders import SUFFIXES, ImageError, decode_image
+from cps.folders import KNOWN, SUFFIXES, ImageError, decode_image
 from cps.images import side_of
 from cps.learner import Learner
 from cps.prediction import Prediction
@@ -63,7 +63,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
         raise FileNotFoundError(f"there is no file or folder '{missing[0]}', and nothing fits it as a pattern")
     if not found:
         named = ", ".join(f"'{place}'" for place in places)
-        raise FileNotFoundError(f"there is no image in {named}; known are {', '.join(sorted(SUFFIXES))}")
+        raise FileNotFoundError(f"there is no image in {named}; known are {KNOWN}")
     return list(found.values())
 
 

@@ -82,13 +82,12 @@ def _keep_apart(names: list[str], network: SharedNetwork) -> None:
 def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
     """Refuse images with other channels or axes than those learned first; height and width may differ."""
     expected = network.input_shape
-    if expected is not None and shape != expected and len(shape) == len(expected) and shape[0] == expected[0]:
-        network.tell_once(
-            f"some images are not {expected}, as those learned first: answers may be worse; scale them alike"
-        )
-    elif expected is not None and shape != expected:
+    if expected is None or shape == expected:
+        return
+    if len(shape) != len(expected) or shape[0] != expected[0]:
         hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
+    network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
 
 
 def check_task(task: int, network: SharedNetwork) -> None:
@@ -98,6 +97,13 @@ def check_task(task: int, network: SharedNetwork) -> None:
         raise TypeError(f"a task is a number, counted from 0, got {task!r}")
     if not 0 <= task < known:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+
+
+def check_number(task: int, network: SharedNetwork) -> None:
+    """Refuse the number of a task, which counts from 1 as commands do, that was not learned."""
+    known = len(network.subnetworks)
+    if not 1 <= task <= known:
+        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
 
 
 def some_pixels(

@@ -22,6 +22,8 @@ import cps
 from cps.folders import ImageError
 from cps.gate import Gate, Refused
 from cps.hosting import Host, Hosted
+from cps.intake import check_number
+from cps.network import SharedNetwork
 from cps.replies import ErrorReply, HealthReply, ImageReply, ModelReply, PredictReply, UnreadReply
 from cps.uploads import Upload, pixels_of
 
@@ -77,7 +79,7 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
     ) -> PredictReply | JSONResponse:
         """Return the class and task of each image and what every subnetwork says about it, or why it has no answer."""
         limits, model = host.limits, host.model
-        _check_fields(set(await request.form()), task, len(model.learner.network.subnetworks))
+        _check_fields(set(await request.form()), task, model.learner.network)
         if len(images) > limits.images:
             raise Refused(413, f"{len(images)} images are more than the {limits.images} of one request; send fewer")
         uploads = [Upload(image.filename or "", await image.read()) for image in images]
@@ -102,13 +104,16 @@ def make_server(app: Gate) -> uvicorn.Server:
     return uvicorn.Server(settings)
 
 
-def _check_fields(fields: set[str], task: int | None, tasks: int) -> None:
+def _check_fields(fields: set[str], task: int | None, network: SharedNetwork) -> None:
     """Refuse a field that nobody reads, and a task that there is not."""
     unknown = fields - FIELDS
     if unknown:
         raise Refused(422, f"there is no field '{min(unknown)[:40]}'; there are: {', '.join(sorted(FIELDS))}")
-    if task is not None and task > tasks:
-        raise Refused(422, f"there is no task {task}; the model has {tasks}, counted from 1")
+    if task is not None:
+        try:
+            check_number(task, network)
+        except ValueError as error:
+            raise Refused(422, str(error)) from None
 
 
 def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool, task: int | None) -> PredictReply:
