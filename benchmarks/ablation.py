@@ -3,7 +3,8 @@
 `first+PART+PART` adds parts to the recipe as it was when the search for a better one began; `single` is the recipe as
 it is, and `no-contrast`, `no-budget`, `weak`, `one-turn`, `upright` or `one-round` take a part away. With
 `--validation`, a share of the training images is held out and measured on instead of the test images: choices are made
-with that, published figures without. How familiar images look is then told from those, too.
+with that, published figures without or with `--test`. How familiar images look is then told from those, too.
+Where some tasks are left out (`--tasks`), their images are strangers.
 """
 
 import argparse
@@ -16,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 import cps
 from benchmarks.paper import compact
+from benchmarks.strangers import told_apart
 from cps.cost import describe_costs, seconds_of
 from cps.data import as_examples
+from cps.evidence import Evidence, Outputs
 from cps.machine import describe_device, versions
 from cps.metrics import auroc
 from cps.recipes import RECIPES, SURE, Recipe
@@ -123,6 +126,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--order", type=int, default=9999)
     parser.add_argument("--validation", type=float, default=0.0)
+    parser.add_argument("--test", action="store_true", help="measure on the test images all the same")
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of training")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
@@ -131,6 +135,7 @@ def main() -> None:
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
+        how += ", on test images" if arguments.test else ""
         how += f", seed {arguments.seed}" if arguments.seed else ""
         key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
         if key not in done:
@@ -161,8 +166,11 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
     if model is not None:
         learner.save(model)
     found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=selectors_around(SURE))
+    evidence, of_task = _look_at_all(learner, every)
+    is_known = of_task < len(tasks)
     return {
-        "auroc": _auroc(learner, every),
+        "auroc": _auroc(evidence, of_task),
+        "strangers": None if bool(is_known.all()) else told_apart(learner, SURE, evidence, is_known),
         "task_il": found["task_il"]["ACC"],
         "class_il": {
             name: {size: entry["ACC"] for size, entry in by_size.items()} for name, by_size in found["class_il"].items()
@@ -174,7 +182,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
         "operations": sum(cost["operations"] for cost in describe_costs(learner.network)[1]),
         "milliseconds": _milliseconds(learner),
         "taken": 100 * (1 - learner.network.free_share()),
-        "measured on": "images held out of training" if arguments.validation else "test images",
+        "measured on": "images held out of training" if _is_choice(arguments) else "test images",
         "device": describe_device(fabric),
         "versions": versions(),
     }
@@ -192,22 +200,31 @@ def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
     scenario: Scenario = split_by_class(
         train, test, sizes=recipe.sizes, order=arguments.order, validation=arguments.validation
     )
-    return [replace(task, test=task.val) if arguments.validation else task for task in scenario]
+    return [replace(task, test=task.val) if _is_choice(arguments) else task for task in scenario]
 
 
-def _auroc(learner: cps.Learner, every: list[cps.Task]) -> list[float]:
+def _is_choice(arguments: argparse.Namespace) -> bool:
+    """Say whether to measure on held-out images."""
+    return arguments.validation > 0 and not arguments.test
+
+
+def _look_at_all(learner: cps.Learner, every: list[cps.Task]) -> tuple[Evidence, Tensor]:
+    """Return what the subnetworks say about the test images of all tasks, learned or not, and the task of each."""
+    looks = [
+        list(survey(learner.network, as_examples(task.test, partial(local_labels, task.classes)), learner.fabric))
+        for task in every
+    ]
+    said = [Outputs(*map(torch.cat, zip(*same, strict=True))) for same in zip(*looks, strict=True)]
+    sizes = torch.tensor([len(look[0].logits) for look in looks], device=learner.network.device)
+    tasks = torch.arange(len(every), device=sizes.device).repeat_interleave(sizes)
+    return Evidence(lambda asked: [said[task] for task in asked], len(said)), tasks
+
+
+def _auroc(evidence: Evidence, tasks: Tensor) -> list[float]:
     """Return how well the largest output of each subnetwork tells the images of its task from all others."""
-    found = []
-    for index in range(len(learner.network.subnetworks)):
-        largest = [_largest(learner, task, index) for task in every]
-        others = np.concatenate([values for task, values in enumerate(largest) if task != index])
-        found.append(100 * auroc(largest[index], others))
-    return found
-
-
-def _largest(learner: cps.Learner, task: cps.Task, index: int) -> Any:
-    examples = as_examples(task.test, partial(local_labels, task.classes))
-    return survey(learner.network, examples, learner.fabric)[index].logits.amax(dim=1).cpu().numpy()
+    largest = [outputs.logits.amax(dim=1).cpu().numpy() for outputs in evidence]
+    own = [(tasks == task).cpu().numpy() for task in range(len(evidence))]
+    return [100 * auroc(values[mine], values[~mine]) for values, mine in zip(largest, own, strict=True)]
 
 
 if __name__ == "__main__":

@@ -15,17 +15,15 @@ from torch import Tensor
 import cps
 from benchmarks.ablation import selectors_around
 from benchmarks.paper import compact
+from benchmarks.strangers import percent, told_apart
 from cps.evaluation import Tested, look
-from cps.familiarity import STEPS, how_familiar
 from cps.machine import describe_device, versions
-from cps.metrics import auroc, false_positive_rate
 from cps.recipes import RECIPES
 from cps.selection import select
 from cps.storage import write_text
 
 RATES = (0.001, 0.002, 0.005, 0.02, 0.05, 0.2, 0.5, 0.9)  # mostly others than those that a stream assumes
 DRAWS = 5  # streams at each rate
-REJECT = (0.01, 0.05, 0.1, 0.2)
 
 
 def main() -> None:
@@ -50,7 +48,7 @@ def main() -> None:
         "images": arguments.images,
         "draws": DRAWS,
         "streams": {name: streams(learner, each, tested, arguments.images) for name, each in selectors.items()},
-        "strangers": strangers(learner, selectors["Cascade"], tested),
+        "strangers": _strangers(learner, selectors["Cascade"], tested),
         "selectors": single_images(learner, selectors["Cascade"], tested),
     }
     write_text(arguments.out, compact(found))
@@ -63,7 +61,7 @@ def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[st
     for name, selector in selectors_around(cascade).items():
         statistics = learner.network.statistics(selector.name)
         is_found = select(selector, evidence, statistics, _each(tested)).tasks == tested.task
-        found[name] = {"class": _percent(is_found & tested.right), "task": _percent(is_found)}
+        found[name] = {"class": percent(is_found & tested.right), "task": percent(is_found)}
         print(name, found[name], flush=True)
     return found
 
@@ -77,34 +75,20 @@ def streams(learner: cps.Learner, selector: cps.Selector, tested: Tested, images
             chosen = _stream_of(tested.task.cpu(), rate, images, seed).to(tested.task.device)
             said = learner.stream(selector=selector).predict_by(tested.of(chosen, tested.tasks)).tasks
             right.append((said.to(chosen.device) == tested.task[chosen]) & tested.right[chosen])
-        found[str(rate)] = _percent(torch.cat(right))
+        found[str(rate)] = percent(torch.cat(right))
         print(selector.name, rate, found[str(rate)], flush=True)
     return found
 
 
-def strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> dict[str, Any]:
-    """Return how well images of tasks that were not learned are told from others, with the first half learned."""
-    network, half = learner.network, tested.tasks // 2
-    evidence = tested.of(slice(None), half)
-    tasks = select(selector, evidence, network.statistics(selector.name)[:half], _each(tested)).tasks
-    familiar, is_known = how_familiar(network, evidence, tasks).cpu(), (tested.task < half).cpu()
-    known, strange = familiar[is_known], familiar[~is_known]
-    share = {str(r): [_percent(s < r * STEPS) for s in (known, strange)] for r in REJECT}
-    print("AUROC", auroc(known, strange), "rejected", share, flush=True)
-    return {
-        "AUROC": auroc(known, strange),
-        "FPR95": false_positive_rate(known, strange, 0.95),
-        "rejected (known, strangers)": share,
-    }
+def _strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> dict[str, Any]:
+    """Return how well images of the later tasks are told from others, with the first half learned."""
+    half = tested.tasks // 2
+    return told_apart(learner, selector, tested.of(slice(None), half), tested.task < half)
 
 
 def _each(tested: Tested) -> Tensor:
     """Return groups of one."""
     return torch.arange(len(tested.task), device=tested.task.device)
-
-
-def _percent(are_so: Tensor) -> float:
-    return 100 * float(are_so.double().mean())
 
 
 def _stream_of(tasks: Tensor, rate: float, images: int, seed: int) -> Tensor:
