@@ -11,6 +11,7 @@ from benchmarks import growth
 from benchmarks.one_image import (
     choice_table,
     cost_table,
+    gain_table,
     parts_table,
     single_picture,
     single_table,
@@ -158,7 +159,12 @@ TABLES = {
         "row": partial(paper_table, partial(row_table, size="20"), "cifar100-20"),
     },
     "docs/one-image.md": {"single": single_table, "streams": streams_table, "strangers": strangers_table},
-    "docs/one-image-measured.md": {"parts": parts_table, "single-cost": cost_table, "choice": choice_table},
+    "docs/one-image-measured.md": {
+        "gain": gain_table,
+        "parts": parts_table,
+        "single-cost": cost_table,
+        "choice": choice_table,
+    },
     "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
     "docs/folders.md": {"inbox": inbox_sentence},
