@@ -182,7 +182,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
         "operations": sum(cost["operations"] for cost in describe_costs(learner.network)[1]),
         "milliseconds": _milliseconds(learner),
         "taken": 100 * (1 - learner.network.free_share()),
-        "measured on": "images held out of training" if _is_choice(arguments) else "test images",
+        "measured on": "images held out of training" if _is_on_held_out(arguments) else "test images",
         "device": describe_device(fabric),
         "versions": versions(),
     }
@@ -200,10 +200,10 @@ def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
     scenario: Scenario = split_by_class(
         train, test, sizes=recipe.sizes, order=arguments.order, validation=arguments.validation
     )
-    return [replace(task, test=task.val) if _is_choice(arguments) else task for task in scenario]
+    return [replace(task, test=task.val) if _is_on_held_out(arguments) else task for task in scenario]
 
 
-def _is_choice(arguments: argparse.Namespace) -> bool:
+def _is_on_held_out(arguments: argparse.Namespace) -> bool:
     """Say whether to measure on held-out images."""
     return arguments.validation > 0 and not arguments.test
 

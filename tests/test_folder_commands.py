@@ -26,6 +26,7 @@ from cps.following import Followed
 from cps.growing import checkpoint_of
 from cps.lock import locked
 from cps.masks import share_on
+from cps.terminal import json_text
 
 CPU = ["--accelerator", "cpu"]
 
@@ -580,7 +581,7 @@ def test_json_is_json_whatever_the_encoding(monkeypatch, encoding):
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="backslashreplace")
     monkeypatch.setattr(sys, "stdout", stream)
     row = {"path": "gr\u00fcn \U0001f600.jpg"}
-    stream.write(cli_predict._json(row))
+    stream.write(json_text(row))
     stream.flush()
     assert json.loads(stream.buffer.getvalue().decode(encoding)) == row
 

@@ -51,12 +51,18 @@ def test_answers_are_right_because_threads_take_turns(learner, monkeypatch, take
     meet = threading.Barrier(3)
     forward, seen = learner.network.backbone[0].forward, threading.local()
 
-    def slow(pixels):  # all threads have put their tensors in before any goes on, if they can
-        if not getattr(seen, "met", False):
-            seen.met = True
-            with suppress(threading.BrokenBarrierError):
-                meet.wait(0.5 if take_turns else 20)
-        return forward(pixels)
+    def together():
+        with suppress(threading.BrokenBarrierError):
+            meet.wait(0.5 if take_turns else 20)
+
+    def slow(pixels):  # all put their tensors in before any goes on, and none takes them out before all went, if they can
+        if getattr(seen, "met", False):
+            return forward(pixels)
+        seen.met = True
+        together()
+        features = forward(pixels)
+        together()
+        return features
 
     monkeypatch.setattr(learner.network.backbone[0], "forward", slow)
     with ThreadPoolExecutor(3) as pool:

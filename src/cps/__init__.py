@@ -17,6 +17,7 @@ _HOME = {
     "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
+    "exporting": ["Export", "export_all", "export_task"],
     "extraction": ["Standalone"],
     "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
     "learner": ["Learner"],
@@ -30,7 +31,7 @@ _HOME = {
     "progress": ["Progress"],
     "pruning": ["Magnitude", "NNrelief", "Pruner"],
     "scenario": ["Scenario", "Task", "split_by_class"],
-    "selection": ["ImportanceSignature", "MaxOutput", "Oracle", "Selector"],
+    "selection": ["GraphSelector", "ImportanceSignature", "LinkedSelector", "MaxOutput", "Oracle", "Selector"],
     "settings": ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Steps", "Training"],
     "storage": ["FileError"],
     "stream": ["Stream"],
@@ -38,14 +39,14 @@ _HOME = {
     "views": ["Rotations", "Upright", "Views"],
 }
 __all__ = [
-    "Adam", "AdamW", "Augmentation", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade",
-    "Chain", "Colour", "Constant", "Contrastive", "Cosine", "CrossEntropy", "Evidence", "FileError",
-    "Fingerprint", "Flip", "FolderImages", "ImageError", "ImageFolder", "ImportanceSignature", "Learner", "Loss",
-    "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs", "PadCrop", "Prediction",
-    "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario", "Selector", "SharedNetwork",
-    "SmallConvNet", "Standalone", "Steps", "Stream", "Subnetwork", "Task", "Training", "Upright", "Views",
-    "check_pruner", "check_selector", "evaluate", "load", "make_fabric", "read_folder", "resnet18", "resnet32",
-    "setting", "split_by_class",
+    "Adam", "AdamW", "Augmentation", "Builtin", "Capacity", "CapacityError", "CapacityWarning", "Cascade", "Chain",
+    "Colour", "Constant", "Contrastive", "Cosine", "CrossEntropy", "Evidence", "Export", "FileError", "Fingerprint",
+    "Flip", "FolderImages", "GraphSelector", "ImageError", "ImageFolder", "ImportanceSignature", "Learner",
+    "LinkedSelector", "Loss", "Magnitude", "Masks", "MaxOutput", "NNrelief", "Normalize", "Oracle", "Outputs",
+    "PadCrop", "Prediction", "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario",
+    "Selector", "SharedNetwork", "SmallConvNet", "Standalone", "Steps", "Stream", "Subnetwork", "Task", "Training",
+    "Upright", "Views", "check_pruner", "check_selector", "evaluate", "export_all", "export_task", "load",
+    "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from cps.devices import make_fabric
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
+    from cps.exporting import Export, export_all, export_task
     from cps.extraction import Standalone
     from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
     from cps.learner import Learner
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from cps.progress import Progress
     from cps.pruning import Magnitude, NNrelief, Pruner
     from cps.scenario import Scenario, Task, split_by_class
-    from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector
+    from cps.selection import GraphSelector, ImportanceSignature, LinkedSelector, MaxOutput, Oracle, Selector
     from cps.settings import SGD, Adam, AdamW, Constant, Cosine, Steps, Training
     from cps.storage import FileError
     from cps.stream import Stream

@@ -1,6 +1,6 @@
 """What flows through a network: the signals that pruning looks at.
 
-`observe` needs one forward pass over the images. It sees the inputs of every shared layer and every
+`activity_of` needs one forward pass over the images. It sees the inputs of every shared layer and every
 addition of two signals (a residual connection), in any module, without rewriting its forward.
 """
 

@@ -67,7 +67,7 @@ def check_capacity(
     """
     if max(free.values()) == 0 and not learns and not chooses:
         raise CapacityError(
-            f"task {tasks} found no free weights (100% taken by {tasks} subnetworks) and the backbone has "
+            f"the new task found no free weights (100% taken by {tasks} subnetworks) and the backbone has "
             "nothing else to learn; use a wider backbone or a smaller alpha"
         )
     short = sorted((share, name) for name, share in free.items() if share < FREE_SHARE)
@@ -77,8 +77,8 @@ def check_capacity(
     way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
     figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
     warnings.warn(
-        f"task {tasks}: {len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights "
-        f"({figures}); there it {way}; use a wider backbone or a smaller alpha",
+        f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the new "
+        f"task {way}; use a wider backbone or a smaller alpha",
         CapacityWarning,
         stacklevel=4,
     )

@@ -13,7 +13,7 @@ from cps import storage
 from cps.data import Examples
 from cps.devices import precision_of
 from cps.network import SharedNetwork
-from cps.plain import decode, unknown_in
+from cps.plain import decode, encode, unknown_in
 from cps.scenario import Task
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def identify(
         "classes": list(task.classes),
         "images": len(examples),
         "pixels and labels": examples.digest(),
-        "settings": dict(settings),
+        "settings": {name: encode(value) for name, value in settings.items()},
         "backbone": storage.digest(network.initial),
         "earlier tasks": storage.digest(network.weights),
         "processes": fabric.world_size,

@@ -21,7 +21,11 @@ def first_scores(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor, pace: float | Tensor) -> None:
-    """Move the scores of usable connections down their gradient, in place, by `pace` in root mean square."""
+    """Move the scores of usable connections down their gradient, in place, by `pace` in root mean square.
+
+    A gradient that overflows moves none, as it moves no weight in mixed precision.
+    """
     gain = per_connection(gradient * sealed) * usable
     size = (gain.square().sum() / usable.sum().clamp(min=1)).sqrt()
-    scores.sub_(pace * gain / size.clamp(min=1e-30))
+    step = pace * gain / size.clamp(min=1e-30)
+    scores.sub_(torch.where(size.isfinite(), step, 0.0))

@@ -74,7 +74,7 @@ def bench(
         results = run.start()
     if fabric.is_global_zero:
         _show(results)
-        console.print(f"\nWrote [bold]{folder}[/bold]: report.html, results.json and model.cps")
+        console.print(f"\nWrote [bold]{shown(folder)}[/bold]: report.html, results.json and model.cps")
 
 
 def report(
@@ -89,7 +89,7 @@ def report(
     if len(different) < len(runs):
         warn(f"{len(runs) - len(different)} of these runs are given more than once, and count once")
     write_report(out, list(different.values()))
-    console.print(f"Wrote [bold]{out}[/bold]")
+    console.print(f"Wrote [bold]{shown(out)}[/bold]")
 
 
 def _recipe(name: str) -> "Recipe":

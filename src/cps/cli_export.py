@@ -27,6 +27,7 @@ def export(
         raise typer.BadParameter("one task needs no --selector; that is for --all")
     from cps.devices import make_fabric
     from cps.exporting import export_all, export_task
+    from cps.intake import check_task_number
     from cps.loading import load
 
     learner = load(model, fabric=make_fabric(accelerator="cpu"))
@@ -34,9 +35,7 @@ def export(
         done = export_all(learner, to, selector=_selector(learner, selector))
         what = f"all {len(learner.network.subnetworks)} tasks"
     else:
-        known = len(learner.network.subnetworks)
-        if task > known:
-            raise ValueError(f"there is no task {task}: '{model}' has {known}")
+        check_task_number(task, learner.network)
         done = export_task(learner, task - 1, to)
         what = f"task {task} ({', '.join(map(str, learner.network.subnetworks[task - 1].classes))})"
     _show(done, what)

@@ -1,6 +1,5 @@
 """The commands of those who keep a model: `cps learn`, `inspect`, `verify` and `forget`."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from cps.terminal import console, duration, going_on, listed, number_of, progress_bar, shown, size_in_words, warn
+from cps.terminal import (
+    console,
+    duration,
+    going_on,
+    json_text,
+    listed,
+    number_of,
+    progress_bar,
+    shown,
+    size_in_words,
+    warn,
+)
 
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned
@@ -86,7 +96,7 @@ def inspect(model: Model, as_json: Json = False) -> None:
 
     found = describe(model)
     if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
+        print(json_text(found, indent=1))
         return
     table = Table("task", "classes", "known", "found", "density", "fingerprint")
     table.columns[1].overflow = "fold"
@@ -124,10 +134,10 @@ def verify(model: Model, as_json: Json = False) -> None:
         checks = check(model)
     except FileError as error:
         if as_json:
-            print(json.dumps([Check("file", 1, str(error))._asdict()], indent=1))
+            print(json_text([Check("file", 1, str(error))._asdict()], indent=1))
         raise
     if as_json:
-        print(json.dumps([entry._asdict() for entry in checks], indent=1))
+        print(json_text([entry._asdict() for entry in checks], indent=1))
         return
     table = Table("what was checked", "number", "result")
     for what, number, result in checks:
@@ -145,7 +155,7 @@ def forget(
     """Drop a task: what only it used is drawn anew, and all other tasks answer as before, to the bit."""
     from cps.backbones import large_resnet18
     from cps.growing import checkpoint_of
-    from cps.intake import check_number
+    from cps.intake import check_task_number
     from cps.loading import load
     from cps.lock import locked
     from cps.sources import imagenet_weights
@@ -155,7 +165,7 @@ def forget(
     with locked(model):
         learner = load(model)
         tasks = len(learner.network.subnetworks)
-        check_number(task, learner.network)
+        check_task_number(task, learner.network)
         classes = listed(learner.network.subnetworks[task - 1].classes)
         if not yes:
             if not sys.stdin.isatty():

@@ -1,17 +1,16 @@
 """The command of those who use a model: `cps predict`."""
 
 import csv
-import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from cps.terminal import console, errors, printable, progress_bar, shown, warn
+from cps.terminal import console, errors, json_text, printable, progress_bar, shown, warn
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -94,7 +93,7 @@ def _opened(model: Path, fabric: "Fabric", task: int | None = None) -> "Learner"
     """Return the learner of a model that has learned something, and the task that is asked for."""
     from cps.familiarity import ROUGH
     from cps.inbox import size_of
-    from cps.intake import check_number
+    from cps.intake import check_task_number
     from cps.loading import load
 
     learner = load(model, fabric=fabric)
@@ -102,7 +101,7 @@ def _opened(model: Path, fabric: "Fabric", task: int | None = None) -> "Learner"
     if not learner.network.subnetworks:
         raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
     if task is not None:
-        check_number(task, learner.network)
+        check_task_number(task, learner.network)
     size_of(learner)
     return learner
 
@@ -164,18 +163,8 @@ def _writer(*, as_json: bool, as_csv: bool) -> "Callable[[Answer], None]":
 
         return write_csv
     if as_json:
-        return lambda answer: print(_json(_row(answer)), flush=True)
+        return lambda answer: print(json_text(_row(answer)), flush=True)
     return lambda answer: console.print(shown(_in_words(answer)), highlight=False, soft_wrap=True)
-
-
-def _json(row: dict[str, Any]) -> str:
-    """Return a row as JSON: as it reads, unless whoever reads could not be told so."""
-    text = json.dumps(row, ensure_ascii=False)
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return json.dumps(row)
-    return text
 
 
 def _in_words(answer: "Answer") -> str:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from cps.terminal import console, errors
+from cps.terminal import console, shown, warn
 
 
 def serve(
@@ -19,7 +18,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes one that is free.")] = 8000,
     max_images: Annotated[int, typer.Option(min=1, help="Images in one request.")] = 64,
     max_megabytes: Annotated[int, typer.Option(min=1, help="Size of one request.")] = 32,
-    max_megapixels: Annotated[int, typer.Option(min=1, help="Pixels of one image.")] = 24,
+    max_megapixels: Annotated[int, typer.Option(min=1, max=40, help="Millions of pixels of an image.")] = 24,
     at_once: Annotated[int, typer.Option(min=1, help="Requests at work; more are told to try again.")] = 8,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long a request may take.")] = 30.0,
     reject: Annotated[
@@ -44,14 +43,13 @@ def serve(
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host
     if names is None:
-        errors.print(
-            f"[yellow]warning:[/yellow] {escape(host)} can be reached from other machines, and whoever reaches it can "
-            "use the model: there is no password and no encryption. Put a proxy that has both in front.",
-            soft_wrap=True, highlight=False,
-        )  # fmt: skip
+        warn(
+            f"{host} can be reached from other machines, and whoever reaches it can use the model: there is no "
+            "password and no encryption. Put a proxy that has both in front."
+        )
     where = f"http://{address}:{listening.getsockname()[1]}"
     with suppress(KeyboardInterrupt):  # which comes or not, depending on the moment
-        console.print(f"Serving [bold]{escape(model.name)}[/bold] at {where} (Ctrl-C stops it)", soft_wrap=True)
+        console.print(f"Serving [bold]{shown(model.name)}[/bold] at {where} (Ctrl-C stops it)", soft_wrap=True)
         make_server(app).run(sockets=[listening])
     console.print("Stopped.")
 

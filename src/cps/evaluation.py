@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data import all_labels, as_examples
+from cps.data import ToLocal, all_labels, as_examples
 from cps.evidence import Evidence, Outputs
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
@@ -19,6 +19,7 @@ from cps.observation import checked_selectors
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
+from cps.subnetwork import Subnetwork, local_labels
 from cps.survey import survey
 from cps.views import mean_of
 
@@ -74,7 +75,7 @@ def evaluate(
         tested = look(learner, tasks, flips=flips)
         task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
         task_il |= _top5(tested.right_of_five, tested)
-        selectors = selectors or learner.selectors
+        selectors = learner.selectors if selectors is None else selectors
         is_named = isinstance(selectors, Mapping)
         named = selectors if is_named else {selector.name: selector for selector in checked_selectors(selectors)}
         class_il = {
@@ -92,7 +93,7 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
     for subnetwork, task in zip(network.subnetworks, tasks, strict=False):
         if task.test is None:
             raise ValueError(f"task {len(parts)} has no test images")
-        examples = as_examples(task.test, subnetwork.local, workers=learner.workers)
+        examples = as_examples(task.test, _outputs_of(task, subnetwork), workers=learner.workers)
         evidence = survey(network, examples, learner.fabric)
         if flips:
             evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
@@ -111,6 +112,17 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
     return Tested(
         every, torch.arange(len(sizes), device=network.device).repeat_interleave(sizes), torch.cat(right), five
     )
+
+
+def _outputs_of(task: Task, subnetwork: Subnetwork) -> ToLocal:
+    """Return a function from labels of a task to outputs of its subnetwork, whose classes may be in another order."""
+    if set(task.classes) != set(subnetwork.classes):
+        raise ValueError(
+            f"the tasks to evaluate are not those that were learned: {task.classes[0]!r} and so on stand in the place "
+            f"of {subnetwork.classes[0]!r} and so on"
+        )
+    outputs = subnetwork.local(task.classes)
+    return lambda labels: outputs[local_labels(task.classes, labels)]
 
 
 def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: int, seed: int) -> dict[str, object]:

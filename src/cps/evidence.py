@@ -1,7 +1,7 @@
 """Evidence: what every subnetwork says about the same images."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 from torch import Tensor
 
@@ -30,8 +30,13 @@ class Evidence(Sequence[Outputs]):
     def __len__(self) -> int:
         return self._tasks
 
-    def __getitem__(self, task: int) -> Outputs:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.ask([range(self._tasks)[task]])[0]
+    @overload
+    def __getitem__(self, index: int) -> Outputs: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Outputs]: ...
+    def __getitem__(self, index: int | slice) -> Outputs | list[Outputs]:
+        tasks = range(self._tasks)[index]
+        return self.ask(tasks) if isinstance(tasks, range) else self.ask([tasks])[0]
 
     def __iter__(self) -> Iterator[Outputs]:
         return iter(self.ask(range(self._tasks)))

@@ -17,7 +17,7 @@ from cps.masks import union_of
 from cps.network import SharedNetwork
 from cps.partition import named_tensors, set_tensors
 from cps.seeds import derived_seed, generator
-from cps.selection import Statistics
+from cps.selection import LinkedSelector, Statistics
 from cps.subnetwork import Subnetwork
 from cps.transaction import transaction
 
@@ -26,8 +26,8 @@ from cps.transaction import transaction
 def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], selectors: Sequence[Any]) -> None:
     """Drop a subnetwork; every weight that is free then takes its value from `fresh`. Later tasks move down by one.
 
-    A selector whose numbers about other tasks know of this one has a method `without(statistics, task)`. Numbers of
-    selectors that are not at hand may know of it too, so they go.
+    A `LinkedSelector` takes it out of its numbers about other tasks. Numbers of selectors that are not at hand may know
+    of it too, so they go.
     """
     with transaction(network):
         frozen = _frozen(network)
@@ -72,8 +72,9 @@ def _others(network: SharedNetwork, task: int, selectors: Mapping[str, Any]) -> 
         numbers = [subnetwork.statistics.get(name) for subnetwork in others]
         if name != FAMILIARITY and name not in selectors:
             continue
-        if hasattr(selectors.get(name), "without"):
-            numbers = selectors[name].without(network.statistics(name), task)
+        selector = selectors.get(name)
+        if isinstance(selector, LinkedSelector):
+            numbers = selector.without(network.statistics(name), task)
             if len(numbers) != len(others):
                 raise ValueError(f"{name}.without must return numbers about {len(others)} tasks, got {len(numbers)}")
         for statistics, known in zip(kept, numbers, strict=True):

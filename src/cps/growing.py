@@ -182,7 +182,7 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
 
 def known_classes(growth: Growth, read: FolderImages) -> list[str]:
     """Return a warning for each new class that looks like a known one; a new version of one is meant to."""
-    new = {name for name, learned in growth.names.items() if name == learned}
+    new = {folder for folder, name in growth.names.items() if one_form(folder) == name}
     chosen = [index for index, label in enumerate(read.labels) if label in new]
     return lookalikes(growth.learner, read.images[chosen], [read.labels[index] for index in chosen]) if chosen else []
 
@@ -223,6 +223,7 @@ Part = tuple[Tensor, list[str]]  # images and the class of each
 
 def _split(shipment: Shipment, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
     """Return the images to learn from, and those held out."""
+    shipment = shipment.only(set(read.paths))
     held = {str(shipment.files[index].relative_to(shipment.folder)) for index in shipment.held_out(share)}
     parts = []
     for wanted in (False, True):

@@ -87,7 +87,7 @@ def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
     side = side_of(shape)
     if side is None or side > LARGEST:
         raise ValueError(
-            f"'{path}' was learned with images {shape}; served are colour images (3, size, size), size <= 1024"
+            f"'{path}' was learned with images {shape}; served are colour images (3, size, size), size <= {LARGEST}"
         )
     _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
     about = _about(path, learner, limits).model_dump_json(by_alias=True).encode()

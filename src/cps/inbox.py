@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,11 +203,15 @@ def _state(path: Path) -> State | None:
 
 
 def _batches(groups: Iterable[list[Path]]) -> Iterator[list[list[Path]]]:
-    """Yield lists of groups that hold as many images as are looked at together, or one group."""
-    coming = iter(groups)
-    for group in coming:
-        number = max(1, TOGETHER // len(group))
-        yield [group, *islice(coming, number - 1)]
+    """Yield lists of groups that hold as many images as are looked at together, or one larger group."""
+    batch: list[list[Path]] = []
+    for group in groups:
+        if batch and sum(map(len, batch)) + len(group) > TOGETHER:
+            yield batch
+            batch = []
+        batch.append(group)
+    if batch:
+        yield batch
 
 
 Ask = Callable[..., Prediction]

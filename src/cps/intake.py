@@ -2,12 +2,13 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from cps.data import Examples, as_examples
+from cps.data import ClassName, Examples, as_examples
 from cps.network import SharedNetwork
 from cps.probe import check_references, first_pass
 from cps.scenario import Task
@@ -19,7 +20,14 @@ log = logging.getLogger(__name__)
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
-def training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, workers: int = 0) -> Examples:
+def take_in(task: Task, network: SharedNetwork, views: Views, workers: int) -> tuple[Examples, Examples | None, int]:
+    """Return a task's examples, those that are held out, and how many features the backbone gives."""
+    examples = _training_examples(task, network, turns=views.turns, workers=workers)
+    features = _first_look(examples, network, views)
+    return examples, _held_out_examples(task, network, workers=workers), features
+
+
+def _training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, workers: int = 0) -> Examples:
     """Return the task's training examples; raise `ValueError` for a task that could not be learned."""
     classes = task.classes
     if len(set(classes)) != len(classes):
@@ -42,17 +50,23 @@ def training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, wor
     return examples
 
 
-def held_out_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples | None:
+def _held_out_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples | None:
     """Return the task's examples that are held out of training, if there are any; refuse images of another form."""
     if task.val is None:
         return None
     examples = as_examples(task.val, partial(local_labels, task.classes), workers=workers)
+    if examples.labels() is None:  # they are not needed, and too late to be refused when they are read
+        examples = as_examples(task.val, _of_no_interest, workers=workers)
     images, _ = next(examples.batches([torch.arange(1)]))
     check_shape(tuple(images.shape[1:]), network)
     return examples
 
 
-def first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
+def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
+    return torch.zeros(len(labels), dtype=torch.long)
+
+
+def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
     images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
     shape = tuple(images.shape[1:])
@@ -99,7 +113,7 @@ def check_task(task: int, network: SharedNetwork) -> None:
         raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
 
 
-def check_number(task: int, network: SharedNetwork) -> None:
+def check_task_number(task: int, network: SharedNetwork) -> None:
     """Refuse the number of a task, which counts from 1 as commands do, that was not learned."""
     known = len(network.subnetworks)
     if not 1 <= task <= known:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from cps.augmentation import Augmentation
 from cps.backbones import Builtin
@@ -20,13 +20,12 @@ from cps.extraction import Standalone
 from cps.forgetting import forget_task, fresh_weights
 from cps.forms import SETTINGS, check_forms
 from cps.images import as_images
-from cps.intake import check_shape, check_task, first_look, held_out_examples, some_pixels, training_examples
+from cps.intake import check_shape, check_task, some_pixels, take_in
 from cps.masks import check_smaller
 from cps.modelfile import write_model
 from cps.network import SharedNetwork
 from cps.observation import check_observed, checked_selectors, observe_last
 from cps.pixels import Normalize
-from cps.plain import encode
 from cps.prediction import Prediction, classify
 from cps.presentation import Presentation
 from cps.progress import Progress
@@ -90,14 +89,14 @@ class Learner:
         forms = {"train": train, "retrain": retrain, "augment": augment, "views": views, "normalize": normalize}
         check_forms(pruner=pruner, capacity=capacity, rounds=rounds, prune_images=prune_images, seed=seed, **forms)
         self.pruner: Pruner = pruner or NNrelief()
-        self.rounds = rounds
+        self.rounds = int(rounds)
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
         self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
         self.selectors = checked_selectors(selectors)
         self.augment = augment
         self.views: Views = views or Upright()
         self.normalize = normalize
-        self.prune_images = prune_images
+        self.prune_images = int(prune_images)
         self.capacity = capacity or Capacity()
         self.seed = int(seed)
         self.fabric = ready(fabric or make_fabric())
@@ -115,14 +114,8 @@ class Learner:
         from it; delete it once the learned model is saved.
         """
         with learning(self.network):
-            check_observed(self.selectors, self.network)
-            with self._seeded(HEAD):
-                examples = training_examples(task, self.network, turns=self.views.turns, workers=self.workers)
-                features = first_look(examples, self.network, self.views)
-                held_out = held_out_examples(task, self.network, workers=self.workers)
-            crowded = self.capacity.crowded if self.rounds else 0.0  # CP&S-frozen uses all that is sealed
-            draft = self.network.grow(task.classes, features, generator(*self._key(HEAD)), self.views, crowded)
-            saver = self._saver(task, examples, checkpoint)
+            draft, examples, held_out = self._begin(task)
+            saver = None if checkpoint is None else self._saver(task, examples, Path(checkpoint))
             examples = examples.to(self.fabric.device)
             saved = saver and saver.load()
             if saved:
@@ -154,22 +147,16 @@ class Learner:
         images that look like none that were learned get the class None, and so does that share of known ones.
         """
         images = as_images(images)
-        (chosen,) = checked_selectors([selector or self.selectors[0]])
         with self.network.in_use():
             evidence = self.evidence(images)
-            if task is not None:
-                if selector is not None:
-                    raise ValueError("give the task, or a selector that finds it, not both")
-                check_task(task, self.network)
-                chosen = Oracle(int(task))
+            chosen = self._chosen(selector, task)
             groups = consecutive_groups(len(images), group_size, self.network.device)
             selected = select(chosen, evidence, self.network.statistics(chosen.name), groups)
             return classify(self.network, evidence, *selected, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
         """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""
-        (chosen,) = checked_selectors([selector or self.selectors[0]])
-        return Stream(self.network, chosen, self.evidence)
+        return Stream(self.network, self._chosen(selector), self.evidence)
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""
@@ -215,11 +202,26 @@ class Learner:
     def _settings(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in SETTINGS} | {"backbone": self.builtin}
 
-    def _saver(self, task: Task, examples: Examples, path: str | Path | None) -> Checkpoint | None:
-        if path is None:
-            return None
-        settings = {name: encode(value) for name, value in self._settings().items()}
-        return Checkpoint(Path(path), identify(self.network, task, examples, settings, self.fabric))
+    def _chosen(self, selector: Selector | None, task: int | None = None) -> Selector:
+        """Return the selector that was asked for, or the first; or the oracle, where the task is known."""
+        if task is None:
+            return checked_selectors([selector or self.selectors[0]])[0]
+        if selector is not None:
+            raise ValueError("give the task, or a selector that finds it, not both")
+        check_task(task, self.network)
+        return Oracle(int(task))
+
+    def _begin(self, task: Task) -> tuple[Draft, Examples, Examples | None]:
+        """Look at a task and start its subnetwork; return that, the examples to train on and those held out."""
+        check_observed(self.selectors, self.network)
+        with self._seeded(HEAD):
+            examples, held_out, features = take_in(task, self.network, self.views, self.workers)
+        crowded = self.capacity.crowded if self.rounds else 0.0  # CP&S-frozen uses all that is sealed
+        head = generator(*self._key(HEAD))
+        return self.network.grow(task.classes, features, head, self.views, crowded), examples, held_out
+
+    def _saver(self, task: Task, examples: Examples, path: Path) -> Checkpoint:
+        return Checkpoint(path, identify(self.network, task, examples, self._settings(), self.fabric))
 
     def _fit(self, draft: Draft, examples: Examples, phase: int, saver: Checkpoint | None, saved: Saved | None) -> None:
         """Train what may move of a draft; after each epoch save it and tell whoever watches."""
@@ -248,13 +250,10 @@ class Learner:
 
     def _prune(self, draft: Draft, examples: Examples, progress: float) -> None:
         """Switch off connections that carry little, and those beyond the budget of this share of the rounds."""
-        masks = self.pruner(draft.model.backbone, draft.masks, self._pruning_batches(examples))
+        draws, size, turns = generator(*self._key(PRUNE)), self.train.batch_size, self.views.turns
+        with self._seeded(PRUNE):  # the same images in every round
+            batches = some_pixels(examples, self.prune_images, draws, self.network, batch_size=size, turns=turns)
+        masks = self.pruner(draft.model.backbone, draft.masks, batches)
         check_smaller(masks, draft.masks)
         masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
         draft.narrow(agreed(masks, self.fabric))
-
-    def _pruning_batches(self, examples: Examples) -> list[Tensor]:
-        """Return the pixels of some training images, the same in every round."""
-        draws, size, turns = generator(*self._key(PRUNE)), self.train.batch_size, self.views.turns
-        with self._seeded(PRUNE):
-            return some_pixels(examples, self.prune_images, draws, self.network, batch_size=size, turns=turns)

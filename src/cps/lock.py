@@ -42,11 +42,14 @@ def _opened(beside: Path, path: Path) -> int:
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _lock(descriptor)
-        except OSError:
+        except (BlockingIOError, PermissionError):
             os.close(descriptor)
             raise LockedError(
                 f"another program is changing '{path}' now; wait until it is done, then give the command again"
             ) from None
+        except OSError:  # some file systems know no locks
+            os.close(descriptor)
+            raise
         if os.name != "posix" or _is_same(descriptor, beside):
             return descriptor
         os.close(descriptor)  # its last holder removed it between our two steps

@@ -1,4 +1,4 @@
-"""The metrics of the paper, as functions of the accuracy matrix.
+"""The metrics of the paper, as functions of the accuracy matrix, and how well two kinds of images are told apart.
 
 `accuracy[after, on]` is the accuracy on task `on` after `after` was learned; entries above the diagonal
 (`on > after`) are NaN. Values are percentages wherever the matrix holds percentages.

@@ -54,6 +54,8 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         header["settings"] = {name: decode(value) for name, value in header["settings"].items()}
     except ValueError as error:
         raise FileError(f"'{path}' has a {error}") from None
+    except RecursionError:
+        raise FileError(f"'{path}' has damaged settings: they are nested too deep") from None
     return header, tensors
 
 

@@ -116,7 +116,8 @@ class SharedNetwork:
         """
         is_choosing = bool(self.subnetworks) and self.free_share() < crowded
         if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
-            learns = any(named_tensors(self.backbone)[name].requires_grad for name in self.parts.private)
+            live = named_tensors(self.backbone)
+            learns = any(live[name].requires_grad for name in self.parts.private)
             check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
         views = views or Upright()
         return Draft(

@@ -12,7 +12,7 @@ from cps.devices import agreed
 from cps.familiarity import NAME, familiar_outputs
 from cps.forms import is_selector
 from cps.network import SharedNetwork
-from cps.selection import Selector, Statistics
+from cps.selection import LinkedSelector, Selector, Statistics
 from cps.survey import survey
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ ENOUGH = 100  # images held out of training that tell alone how familiar others 
 
 def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     """Return the selectors of a learner; refuse none at all, what is none, and two of a name."""
+    if is_selector(selectors):
+        raise TypeError(f"selectors are a tuple, the first of which predicts, got {selectors!r} alone")
     for selector in selectors:
         if not is_selector(selector):
             raise TypeError(f"a selector is an object such as cps.MaxOutput(), got {selector!r}")
@@ -47,7 +49,7 @@ def unobserved(selectors: Sequence[Selector], network: SharedNetwork) -> Iterato
 def check_observed(selectors: Sequence[Selector], network: SharedNetwork) -> None:
     """Refuse a selector that needs numbers about earlier tasks which were not kept."""
     for selector, index in unobserved(selectors, network):
-        if hasattr(selector, "without"):
+        if isinstance(selector, LinkedSelector):
             raise ValueError(
                 f"{selector.name} has kept no numbers about task {index}; it must be among the learner's selectors "
                 "from the first task on"

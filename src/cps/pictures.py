@@ -33,8 +33,7 @@ def accuracy_history(results: Results) -> Figure:
     by_size = results["class_il"][selector]
     sizes = list(by_size)
     axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
-    chosen = [size for size in (sizes[0], large_size(sizes)) if size]
-    for size, style in zip(dict.fromkeys(chosen), ("o-", "o--"), strict=False):
+    for size, style in zip(dict.fromkeys((sizes[0], large_size(sizes))), ("o-", "o--"), strict=False):
         _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], f"cps {selector}, {in_words(size)}")
     bounds = results.get("bounds", {})
     if "finetuning" in bounds:

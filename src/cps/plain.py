@@ -68,7 +68,7 @@ def decode(value: Any) -> Any:
         return Unknown(lost[0])
     try:
         return kind(**fields)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # what a stranger's values do to a constructor is not foreseen
         raise ValueError(f"damaged setting {value['type']}: {error}") from None
 
 

@@ -96,8 +96,8 @@ class NNrelief:
         stays = torch.zeros_like(chosen).scatter(1, order, chosen)
         # A strong bias may reach alpha alone; a neuron with any signal keeps its strongest input.
         stays = stays[:, :inputs]
-        strongest = F.one_hot(rows[:, :inputs].argmax(dim=1), inputs).bool() & (rows[:, :inputs] > 0)
-        return (stays | (strongest & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape)
+        best = F.one_hot(rows[:, :inputs].argmax(dim=1), inputs).bool() & (rows[:, :inputs] > 0)
+        return (stays | (best & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape)
 
     def _weak_branches(self, activity: Activity) -> dict[str, Tensor]:
         """Return the channels of each layer that are too weak at every addition they arrive at.

@@ -35,7 +35,7 @@ class Selector(Protocol):
         """Return the numbers to keep about a task that has just been sealed.
 
         `evidence` is that of every subnetwork so far on the task's training images; the new one is last. `earlier` is
-        what was kept about each earlier task.
+        what was kept about each earlier task; a selector that uses it is a `LinkedSelector`.
         """
         ...
 
@@ -65,6 +65,15 @@ class GraphSelector(Protocol):
 
     def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
         """Return scores as a function of features, logits and numbers; control flow must not depend on them."""
+        ...
+
+
+@runtime_checkable
+class LinkedSelector(Protocol):
+    """A selector whose numbers about a task know of others, so it has to be there from the first task on."""
+
+    def without(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
+        """Return the numbers about all other tasks, such as they are if this one was never learned."""
         ...
 
 

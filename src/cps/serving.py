@@ -22,7 +22,7 @@ import cps
 from cps.folders import ImageError
 from cps.gate import Gate, Refused
 from cps.hosting import Host, Hosted
-from cps.intake import check_number
+from cps.intake import check_task_number
 from cps.network import SharedNetwork
 from cps.replies import ErrorReply, HealthReply, ImageReply, ModelReply, PredictReply, UnreadReply
 from cps.uploads import Upload, pixels_of
@@ -111,7 +111,7 @@ def _check_fields(fields: set[str], task: int | None, network: SharedNetwork) ->
         raise Refused(422, f"there is no field '{min(unknown)[:40]}'; there are: {', '.join(sorted(FIELDS))}")
     if task is not None:
         try:
-            check_number(task, network)
+            check_task_number(task, network)
         except ValueError as error:
             raise Refused(422, str(error)) from None
 

@@ -2,9 +2,9 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -72,6 +72,12 @@ class Shipment:
             held = set(different[: min(wanted, len(different) - 1)])
             chosen.update(place for place in places if self.digests[place] in held)
         return chosen
+
+    def only(self, paths: Container[str]) -> "Shipment":
+        """Return a shipment of some of its files alone, which are named as they lie in its folder."""
+        places = [place for place, file in enumerate(self.files) if str(file.relative_to(self.folder)) in paths]
+        files, digests = ([kept[place] for place in places] for kept in (self.files, self.digests))
+        return replace(self, files=tuple(files), digests=tuple(digests))
 
     def warnings(self) -> list[str]:
         """Return what the user should know: files left out, classes of few images, images that lie in two classes."""

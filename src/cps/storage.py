@@ -32,8 +32,7 @@ class FileError(ValueError):
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file beside `path`, sync it to the disk, then put it in place of `path` in one step."""
-    path = Path(path).resolve()  # what a link points to is replaced, not the link
+    """Write a file of a kind in one step."""
     plain = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
@@ -42,22 +41,24 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
         save_file(plain, partial, metadata)
         with partial.open("r+b") as file:
             _put_in_order(file)
-            os.fsync(file.fileno())
-    _sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def in_one_step(path: Path) -> Iterator[Path]:
-    """Give a file beside `path` to write, then put it in place; an error leaves what was there before.
+def in_one_step(path: str | Path) -> Iterator[Path]:
+    """Give a file beside `path` to write, sync it to the disk, then put it in place of `path` in one step.
 
-    Each writer has a file of its own, so that of several the last one wins, whole.
+    An error leaves what was there before. Each writer has a file of its own, so that of several the last one wins,
+    whole.
     """
+    path = Path(path).resolve()  # what a link points to is replaced, not the link
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     with folder_of(path):
         partial.touch()
     try:
         mode = (path if path.exists() else partial).stat().st_mode
         yield partial
+        with partial.open("r+b") as file:
+            os.fsync(file.fileno())
         partial.chmod(mode)  # safetensors writes files that only their owner may read
         partial.replace(path)
     except (OSError, SafetensorError) as error:
@@ -65,6 +66,7 @@ def in_one_step(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
+    _sync_folder(path.parent)
     clear_away(path)
 
 

@@ -1,6 +1,7 @@
 """The terminal: where the command line writes, and errors in plain words."""
 
 import io
+import json
 import os
 import sys
 import time
@@ -125,6 +126,16 @@ def shown(text: object) -> str:
 def printable(text: object) -> str:
     """Return a text without signs that would move the cursor or change a terminal otherwise."""
     return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
+
+
+def json_text(content: object, indent: int | None = None) -> str:
+    """Return JSON to print: as it reads, unless whoever reads could not be told so."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(content, indent=indent)
+    return text
 
 
 def listed(names: Sequence[object]) -> str:

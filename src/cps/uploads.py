@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cps.folders import FORMATS, ImageError, decode_image
+from cps.folders import FORMATS, LARGEST, ImageError, decode_image
 from cps.gate import Limits
 
 
@@ -38,9 +38,10 @@ def pixels_of(upload: Upload, size: int, limits: Limits) -> Tensor:
         raise ImageError(
             f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP or TIFF"
         ) from None
-    if pixels > limits.megapixels * 1e6:
+    most = min(limits.megapixels * 10**6, LARGEST)
+    if pixels > most:
         raise ImageError(
-            f"'{upload}' has {width} x {height} pixels, more than {limits.megapixels} million; send a smaller image"
+            f"'{upload}' has {width} x {height} pixels, more than {most // 10**6} million; send a smaller image"
         )
     upload.seek(0)
     try:
