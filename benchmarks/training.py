@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import cps
 from benchmarks.timing import compare, entry, ready, row
 from cps.augmentation import Augmentation
+from cps.backbones import large_resnet18
 from cps.data import TensorExamples
 from cps.devices import same_bits
 from cps.draft import Classifier, Draft
@@ -25,7 +26,6 @@ from cps.masks import full_masks
 from cps.network import SharedNetwork
 from cps.pixels import Normalize, Prepare
 from cps.presentation import Presentation
-from cps.recipes import large_resnet18
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

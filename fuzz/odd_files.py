@@ -157,7 +157,7 @@ def consistent(model: Model, chance: random.Random, folder: Path) -> bytes:
 def reseal(learner: cps.Learner) -> None:
     """Make what was changed look as if it had been sealed so."""
     network = learner.network
-    network.subnetworks = [replace(each, digest=network.digest(i)) for i, each in enumerate(network.subnetworks)]
+    network.subnetworks = [replace(each, digest=each.digest_in(network.weights)) for each in network.subnetworks]
 
 
 def _odd_images(learner: cps.Learner, chance: random.Random) -> None:

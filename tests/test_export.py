@@ -87,8 +87,12 @@ def test_a_graph_takes_any_number_of_images(whole_graph, images):
 def test_a_graph_says_what_it_is(learner, whole_graph, images):
     about = run_onnx(whole_graph[0], images)[1]
     assert json.loads(about["tasks"])[1] == {"task": 2, "classes": [10, 11, 12]}
+    low, high = learner.network.input_range
+    assert low < 0
+    assert high > 1
     assert json.loads(about["image"]) == {
-        "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1", "prepared": PREPARED,
+        "shape": [3, 8, 8], "layout": "channels, height, width",
+        "values": f"floats as learned, such as {low:g} to {high:g}",
     }  # fmt: skip
     assert about["selector"] == "Cascade"
 
@@ -112,6 +116,9 @@ def test_graphs_of_learned_digits_answer_in_onnxruntime_as_the_learner_does(tmp_
     assert np.mean(np.equal(expected.classes, labels[new])) > 0.7  # it has learned something
     export_all(learner, tmp_path / "all.onnx")
     found, about = run_onnx(tmp_path / "all.onnx", pixels[new].float() / 255)
+    assert json.loads(about["image"]) == {
+        "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1", "prepared": PREPARED,
+    }  # fmt: skip
     assert [json.loads(about["classes"])[index] for index in found["class"].tolist()] == expected.classes
     torch.testing.assert_close(found["confidence"], expected.confidence, rtol=1e-3, atol=1e-4)
     export_task(learner, 1, tmp_path / "second.onnx")

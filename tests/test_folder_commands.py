@@ -150,7 +150,7 @@ def test_inspect_tells_the_history(parts):
     for index, task in enumerate(found["tasks"]):
         assert task["task"] == index + 1
         assert task["density"] == pytest.approx(learner.network.density(index))
-        assert task["fingerprint"] == learner.network.digest(index)
+        assert task["fingerprint"] == learner.network.subnetworks[index].digest_in(learner.network.weights)
         assert task["notes"] == learner.network.subnetworks[index].notes
     assert found["free"] == pytest.approx(1 - share_on(learner.network.taken, learner.network.weights))
     assert found["bytes"] == model.stat().st_size
@@ -431,7 +431,8 @@ def test_a_model_of_a_backbone_of_ones_own_is_shown_and_checked_as_far_as_possib
     learner.save(tmp_path / "own.cps")
     assert "backbone of your own" in run("inspect", tmp_path / "own.cps").output
     checks = json.loads(run("verify", tmp_path / "own.cps", "--json").stdout)
-    assert "not checked" in checks[-1]["result"]
+    assert [check["result"] for check in checks[:4]] == ["holds", "hold", "hold", "hold"]
+    assert "not compared" in checks[-1]["result"]
     for command in (
         ["forget", tmp_path / "own.cps", "--task", 1],
         ["predict", "x.png", "--model", tmp_path / "own.cps"],
@@ -501,16 +502,17 @@ def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predic
 def test_watching_follows_the_model(parts, model, tmp_path):
     fabric = cps.make_fabric(accelerator="cpu")
     followed = Followed(model, lambda: cli_predict._opened(model, fabric))
-    first, missing = cli_predict._current(followed), Followed(model, lambda: cli_predict._opened(model, fabric, 2))
-    assert cli_predict._current(followed) is first
+    missing = Followed(model, lambda: cli_predict._opened(model, fabric))
+    first = cli_predict._current(followed, model, None)
+    assert cli_predict._current(followed, model, 1) is first
     learner = cps.load(model)
     learner.forget(1)
     learner.save(model)
-    assert len(cli_predict._current(followed).network.subnetworks) == 1
-    assert len(cli_predict._current(missing, 2).network.subnetworks) == 2  # the old one, which has that task
-    assert "there is no task 2" in missing.problem
+    assert len(cli_predict._current(followed, model, 1).classes) == 1
+    with pytest.raises(ValueError, match="there is no task 2"):  # it was forgotten for good
+        cli_predict._current(missing, model, 2)
     model.write_bytes(b"damaged")
-    assert len(cli_predict._current(followed).network.subnetworks) == 1
+    assert len(cli_predict._current(followed, model, 1).classes) == 1
     assert "damaged" in followed.problem
 
 
@@ -556,12 +558,12 @@ def test_names_are_shown_as_they_are(parts, tmp_path):
 
 def test_a_task_that_has_become_another_is_not_asked(model, tmp_path):
     fabric = cps.make_fabric(accelerator="cpu")
-    followed = Followed(model, lambda: cli_predict._opened(model, fabric, 1))
+    followed = Followed(model, lambda: cli_predict._opened(model, fabric))
     learner = cps.load(model)
     learner.forget(0)
     learner.save(model)
     with pytest.raises(ValueError, match="task 1 of the model is another now"):
-        cli_predict._current(followed, 1)
+        cli_predict._current(followed, model, 1)
 
 
 def test_links_are_images_of_their_own_and_one_to_itself_is_an_error_of_its_own(parts, tmp_path):

@@ -30,7 +30,7 @@ def learn(folder, model, *, wishes=WISHES, share=0.1, **settings):
 
 def fingerprints(model):
     learner = cps.load(model, fabric=cps.make_fabric(accelerator="cpu"))
-    return [learner.network.digest(task) for task in range(len(learner.network.subnetworks))]
+    return [each.digest_in(learner.network.weights) for each in learner.network.subnetworks]
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,11 @@ from safetensors.torch import save_file
 
 import cps
 from cps import sources
+from cps.backbones import large_resnet18
 from cps.bench import Run
 from cps.forms import SETTINGS
 from cps.lock import LockedError, locked
-from cps.recipes import RECIPES, large_resnet18
+from cps.recipes import RECIPES
 from cps.sources import read_cifar100
 
 

@@ -55,7 +55,9 @@ def test_answers_are_right_because_threads_take_turns(learner, monkeypatch, take
         with suppress(threading.BrokenBarrierError):
             meet.wait(0.5 if take_turns else 20)
 
-    def slow(pixels):  # all put their tensors in before any goes on, and none takes them out before all went, if they can
+    def slow(
+        pixels,
+    ):  # all put their tensors in before any goes on, and none takes them out before all went, if they can
         if getattr(seen, "met", False):
             return forward(pixels)
         seen.met = True

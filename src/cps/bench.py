@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from cps.backbones import Builtin
 from cps.baselines import Baseline
 from cps.cost import describe_costs
 from cps.devices import precision_of
@@ -125,6 +126,8 @@ class Run:
                 raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
         else:
             learner = Learner(backbone, **settings, fabric=self.fabric)
+        if isinstance(self.recipe.backbone, Builtin):
+            learner.builtin = self.recipe.backbone  # so that the file opens without code
         learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
         for task in list(scenario)[len(learner.network.subnetworks) :]:
             began = time.monotonic()

@@ -91,7 +91,7 @@ def compiled_alone(method: Any) -> Any:
     return torch.compile(MethodType(own, method.__self__), dynamic=False, options=known)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error, or its name where it says nothing."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 

@@ -17,6 +17,7 @@ def check_pruner(pruner: Pruner) -> None:
         masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
         before = {name: value.clone() for name, value in backbone.state_dict().items()}
         first = pruner(backbone, dict(masks), batches)
+        _require(isinstance(first, dict), f"a pruner must return masks by name, got {type(first).__name__}")
         _require(set(first) == set(masks), "a pruner must return a mask for every weight it was given")
         for name, mask in first.items():
             fits = mask.shape == masks[name].shape and mask.dtype == torch.bool

@@ -1,6 +1,7 @@
 """The command of those who use a model: `cps predict`."""
 
 import csv
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from cps.arrivals import State, states_in
 from cps.terminal import console, errors, json_text, printable, progress_bar, shown, warn
 
 if TYPE_CHECKING:
@@ -53,15 +55,19 @@ def predict(
         )
     if is_grouped and (not images or task is not None):
         raise typer.BadParameter("groups are for images that are named, and to find their task, so not with --task")
+    seen = states_in(watch) if watch is not None else {}  # before anything that takes long
     from cps import inbox
     from cps.devices import make_fabric
     from cps.following import Followed
 
     fabric = make_fabric(accelerator=accelerator)
-    followed = Followed(model, lambda: _opened(model, fabric, task))
+    followed = Followed(model, lambda: _opened(model, fabric))
+    _check(followed.made, model, task)
     asked = {"task": None if task is None else task - 1, "reject": reject}
-    coming = inbox.watch(partial(_current, followed, task), watch, **asked) if watch is not None else iter(())
     files = inbox.find_images(images) if images else []
+    seen |= _named(files, watch)
+    current = partial(_current, followed, model, task)
+    coming = inbox.watch(current, watch, seen=seen, **asked) if watch is not None else iter(())
     _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
     is_table = not (as_json or as_csv or watch)
@@ -80,6 +86,13 @@ def predict(
         raise typer.Exit(SOME_UNREADABLE)
 
 
+def _named(files: list[Path], folder: Path | None) -> dict[Path, State | None]:
+    """Return the state of files that are named and lie in the folder that is watched: they are answered once."""
+    named = {os.path.abspath(file) for file in files}
+    states = states_in(folder) if folder is not None else {}
+    return {path: state for path, state in states.items() if os.path.abspath(path) in named}
+
+
 def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[Answer], None]") -> None:
     errors.print(f"watching {shown(folder)}; Ctrl-C stops")
     try:
@@ -89,31 +102,36 @@ def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[An
         errors.print("stopped")
 
 
-def _opened(model: Path, fabric: "Fabric", task: int | None = None) -> "Learner":
-    """Return the learner of a model that has learned something, and the task that is asked for."""
+def _opened(model: Path, fabric: "Fabric") -> "Learner":
     from cps.familiarity import ROUGH
-    from cps.inbox import size_of
-    from cps.intake import check_task_number
     from cps.loading import load
 
     learner = load(model, fabric=fabric)
     learner.network.told.add(ROUGH)  # which `cps learn` has said
+    return learner
+
+
+def _check(learner: "Learner", model: Path, task: int | None) -> None:
+    """Refuse a model that has learned nothing, or not the task that is asked for, or nothing that files hold."""
+    from cps.inbox import size_of
+    from cps.intake import check_task_number
+
     if not learner.network.subnetworks:
         raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
     if task is not None:
         check_task_number(task, learner.network)
     size_of(learner)
-    return learner
 
 
-def _current(followed: "Followed[Learner]", task: int | None = None) -> "Learner":
+def _current(followed: "Followed[Learner]", model: Path, task: int | None) -> "Learner":
     """Return the learner of the model as it is now, and say if it is another; the task asked for must be the same."""
-    before = followed.made.network.subnetworks
+    before = followed.made.classes
     if followed.refresh():
-        now = followed.made.network.subnetworks
-        if task is not None and now[task - 1].classes != before[task - 1].classes:
+        _check(followed.made, model, task)
+        if task is not None and followed.made.classes[task - 1] != before[task - 1]:
             raise ValueError(f"task {task} of the model is another now; give the command again with its number")
-        errors.print(f"the model has changed; now it answers with {len(now)} task(s)", highlight=False)
+        number = len(followed.made.classes)
+        errors.print(f"the model has changed; now it answers with {number} task(s)", highlight=False)
     return followed.made
 
 

@@ -5,11 +5,12 @@ graph that names the class by itself. Class names, tasks and the form of the ima
 """
 
 import importlib.util
+import io
 import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,16 @@ from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 
 import cps
+from cps.capture import first_line
 from cps.cost import cost_of
 from cps.extraction import Standalone
 from cps.images import side_of
 from cps.learner import Learner
+from cps.pixels import PIXELS
 from cps.selection import GraphSelector, Statistics, best_task
 from cps.storage import in_one_step
+
+log = logging.getLogger(__name__)
 
 IMAGES = 5  # of noise, that a written graph is tried on
 ROUNDING = 1e-3  # of the largest output; a graph that differs by more computes something else
@@ -129,8 +134,13 @@ def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | 
 def _about(learner: Learner) -> dict[str, str]:
     """Return what every exported file says about itself."""
     shape = learner.network.input_shape or ()
-    image = {"shape": shape, "layout": "channels, height, width", "values": "floats from 0 to 1"}
-    if side_of(shape):  # what the commands learn from files
+    image: dict[str, object] = {"shape": shape}
+    if len(shape) == 3:
+        image["layout"] = "channels, height, width"
+    low, high = learner.network.input_range or PIXELS
+    is_of_pixels = low >= 0 and high <= 1
+    image["values"] = "floats from 0 to 1" if is_of_pixels else f"floats as learned, such as {low:g} to {high:g}"
+    if side_of(shape) and is_of_pixels:  # what the commands learn from files
         image["prepared"] = PREPARED
     return {"image": json.dumps(image), "made_by": f"cps {cps.__version__}"}
 
@@ -139,6 +149,8 @@ def _plan(module: Standalone) -> dict[str, str]:
     """Return the layers of a subnetwork and the code that joins them, for whoever builds it anew elsewhere."""
     layers = {name: repr(layer) for name, layer in module.named_modules() if next(layer.children(), None) is None}
     code = module.backbone.code if isinstance(module.backbone, fx.GraphModule) else ""
+    if not code:
+        log.warning("the backbone cannot be traced: the file has its layers as they are in your module, and no forward")
     about = {"looks": json.dumps(module.looks), "layers": json.dumps(layers), "forward": str(code).strip()}
     return {"format": "pt", **about}
 
@@ -150,7 +162,9 @@ def _export_onnx(learner: Learner, module: nn.Module, outputs: list[str], about:
     if importlib.util.find_spec("onnxscript") is None or importlib.util.find_spec("onnx") is None:
         raise RuntimeError('to write ONNX, install what it needs: pip install "continual-prune-and-select[export]"')
     cost = cost_of(module, learner.network)
-    images = torch.rand(IMAGES, *(learner.network.input_shape or ()), generator=torch.Generator().manual_seed(0))
+    low, high = learner.network.input_range or PIXELS
+    noise = torch.rand(IMAGES, *(learner.network.input_shape or ()), generator=torch.Generator().manual_seed(0))
+    images = low + (high - low) * noise
     module = module.cpu().eval()
     with in_one_step(path) as partial:
         _write_onnx(module, images, outputs, about, partial)
@@ -159,12 +173,18 @@ def _export_onnx(learner: Learner, module: nn.Module, outputs: list[str], about:
 
 
 def _write_onnx(module: nn.Module, images: Tensor, outputs: list[str], about: dict[str, str], path: Path) -> None:
-    with warnings.catch_warnings(), _quiet("torch.onnx", "onnxscript", "onnx_ir"):
+    with warnings.catch_warnings(), _quiet("torch", "torch.onnx", "onnxscript", "onnx_ir"):
         warnings.simplefilter("ignore")  # of deprecated parts of torch that its own exporter uses
-        program = torch.onnx.export(
-            module, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=outputs,
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
-        )  # fmt: skip
+        try:
+            program = torch.onnx.export(
+                module, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=outputs,
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )  # fmt: skip
+        except Exception as error:  # whatever a module's forward does
+            raise RuntimeError(
+                f"the backbone cannot be written as a graph, as where its forward depends on values "
+                f"({first_line(error.__cause__ or error)}); a file that ends in .safetensors holds its weights"
+            ) from error
     assert program is not None
     shape = program.model.graph.inputs[0].shape
     if shape is not None and isinstance(shape[0], int):
@@ -197,12 +217,13 @@ def _difference(path: Path, module: nn.Module, images: Tensor) -> float | None:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Let loggers of other libraries say errors only, for a while."""
+    """Let loggers of other libraries say errors only, for a while, and print nothing."""
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        yield
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
     finally:
         for logger, level in loggers.items():
             logger.setLevel(level)

@@ -52,6 +52,7 @@ class Standalone(nn.Module):
         self.head = nn.Linear(features, outputs, dtype=weight.dtype, device=weight.device).requires_grad_(False)
         self.head.load_state_dict(subnetwork.head)
         self.classes, self.looks = subnetwork.classes, subnetwork.looks
+        self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits, shape (N, classes)."""

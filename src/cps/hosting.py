@@ -130,6 +130,7 @@ def _replies(
                 class_=None if is_unknown else _name(chosen.classes[index]),
                 unknown=is_unknown,
                 task=int(chosen.tasks[index]) + 1,
+                share=1.0 if task is not None else tasks[int(chosen.tasks[index])].share,
                 confidence=_number(chosen.confidence[index]),
                 tasks=tasks,
             )

@@ -37,7 +37,7 @@ def as_images(images: Any) -> Tensor:
     if tensor.ndim > 3 and tensor.dtype in INTEGERS:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
-            f"pictures are bytes (uint8, 0 to 255) or floats, got {kind}; convert them with .to(torch.uint8)"
+            f"pictures are bytes (uint8, 0 to 255) or floats, got {kind}; scale them to floats from 0 to 1"
         )
     refuse_bad_pixels(tensor)
     return tensor

@@ -4,24 +4,27 @@ Images are decoded in parallel while the model looks at those before them, so a 
 """
 
 import glob
+import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from cps.arrivals import State, inside, state_of, states_in
 from cps.folders import KNOWN, SUFFIXES, ImageError, decode_image
 from cps.images import side_of
 from cps.learner import Learner
 from cps.prediction import Prediction
+
+log = logging.getLogger(__name__)
 
 TOGETHER = 256  # images that are looked at together, unless a group is larger
 PATIENCE = 5.0  # seconds that a file which cannot be read may still be being written
@@ -70,7 +73,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
 def overlooked(places: Iterable[str | Path]) -> list[Path]:
     """Return the files in the folders among some places that are not taken for images; hidden ones are not meant."""
     folders = [Path(place) for place in places if Path(place).is_dir()]
-    return [path for folder in folders for path in _inside(folder) if not path.is_dir() and not _is_image(path)]
+    return [path for folder in folders for path in inside(folder) if not path.is_dir() and not _is_image(path)]
 
 
 def by_number(paths: Sequence[Path], number: int) -> Iterator[list[Path]]:
@@ -126,26 +129,20 @@ def watch(
     *,
     task: int | None = None,
     reject: float = 0.0,
+    seen: Mapping[Path, State | None] | None = None,
     interval: float = 0.5,
     until: Callable[[], bool] = lambda: False,
 ) -> Iterator[Answer]:
     """Return an iterator of answers for images that are new in a folder from now on, once they have stopped growing.
 
-    `current` returns the learner to ask; it is called before each look at the folder.
-    One that cannot be read may be half written: it is tried again until it has not changed for some seconds. One that
-    changes later is new again.
+    Or that are new since what was `seen`. `current` returns the learner to ask; it is called before each look at the
+    folder. An image that cannot be read may be half written: it is tried again until it has not changed for some
+    seconds. One that changes later is new again.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
     ask = partial(answers, task=task, reject=reject)
-    return _watch(current, folder, ask, interval, until, _states(folder))
-
-
-class State(NamedTuple):
-    """What changes when a file does: its size, and the time of its last change."""
-
-    size: int
-    changed: float
+    return _watch(current, folder, ask, interval, until, dict(states_in(folder) if seen is None else seen))
 
 
 def _watch(
@@ -157,13 +154,16 @@ def _watch(
     handled: dict[Path, State | None],
 ) -> Iterator[Answer]:
     before: dict[Path, State | None] = {}
+    is_there = True
     while not until():
-        learner, now = current(), _states(folder)
-        still = {path: state for path, state in now.items() if state and before.get(path) == state}
+        learner, now = current(), states_in(folder)
+        if is_there != (is_there := folder.is_dir()):
+            log.warning("the folder '%s' is %s", folder, "back" if is_there else "gone; it may come back")
+        still = {path: state for path, state in now.items() if state and before.get(path) == state and _is_image(path)}
         ready = [[path] for path, state in still.items() if handled.get(path) != state]
         for answer in ask(learner, ready):
             state = still[answer.path]
-            if _state(answer.path) != state:
+            if state_of(answer.path) != state:
                 continue  # it changed while it was looked at, so what was seen may be a part
             if not answer.error or time.time() - state.changed > PATIENCE:
                 handled[answer.path] = state
@@ -173,33 +173,11 @@ def _watch(
 
 
 def _images_in(folder: Path) -> list[Path]:
-    return [path for path in _inside(folder) if _is_image(path)]
-
-
-def _inside(folder: Path) -> list[Path]:
-    """Return all that is in a folder and the folders in it, but for what is hidden."""
-    return sorted(p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
+    return [path for path in inside(folder) if _is_image(path)]
 
 
 def _is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and path.is_file()
-
-
-def _states(folder: Path) -> dict[Path, State | None]:
-    """Return the state of every image in a folder; none if it changes too fast to be listed, until the next look."""
-    try:
-        return {path: _state(path) for path in _images_in(folder)}
-    except FileNotFoundError:
-        return {}
-
-
-def _state(path: Path) -> State | None:
-    """Return the state of a file; None for one that is gone, or empty so far."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return State(found.st_size, found.st_mtime) if found.st_size else None
 
 
 def _batches(groups: Iterable[list[Path]]) -> Iterator[list[list[Path]]]:

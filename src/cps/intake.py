@@ -8,20 +8,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cps.capture import first_line
 from cps.data import ClassName, Examples, as_examples
 from cps.network import SharedNetwork
+from cps.pixels import PIXELS, range_of
 from cps.probe import check_references, first_pass
-from cps.scenario import Task
+from cps.scenario import Scenario, Task
 from cps.subnetwork import local_labels
 from cps.views import Look, Views, check_views
 
 log = logging.getLogger(__name__)
 
+SOME = 16  # images that tell the range of all
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
 def take_in(task: Task, network: SharedNetwork, views: Views, workers: int) -> tuple[Examples, Examples | None, int]:
     """Return a task's examples, those that are held out, and how many features the backbone gives."""
+    if not isinstance(task, Task):
+        hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
+        raise TypeError(f"what is learned is a cps.Task, got {type(task).__name__}{hint}")
     examples = _training_examples(task, network, turns=views.turns, workers=workers)
     features = _first_look(examples, network, views)
     return examples, _held_out_examples(task, network, workers=workers), features
@@ -58,7 +64,7 @@ def _held_out_examples(task: Task, network: SharedNetwork, *, workers: int = 0) 
     if examples.labels() is None:  # they are not needed, and too late to be refused when they are read
         examples = as_examples(task.val, _of_no_interest, workers=workers)
     images, _ = next(examples.batches([torch.arange(1)]))
-    check_shape(tuple(images.shape[1:]), network)
+    _check_shape(tuple(images.shape[1:]), network)
     return examples
 
 
@@ -68,17 +74,19 @@ def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
 
 def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
-    images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
+    images, _ = next(examples.batches([torch.arange(min(SOME, len(examples)))]))
     shape = tuple(images.shape[1:])
-    check_shape(shape, network)
+    _check_shape(shape, network)
+    _check_range(images, network)
     check_views(shape, views.turns, views.mirrors)
-    pixels = network.pixels(images)
+    pixels = network.pixels(images[:2])
     passed = first_pass(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
         check_references(network.backbone, pixels)
         if passed.uncalled:
             _keep_apart(passed.uncalled, network)
     network.input_shape = network.input_shape or shape
+    network.input_range = network.input_range or range_of(images)
     return passed.features
 
 
@@ -93,7 +101,15 @@ def _keep_apart(names: list[str], network: SharedNetwork) -> None:
     network.make_private(names)
 
 
-def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
+def check_images(images: Tensor, network: SharedNetwork) -> None:
+    """Refuse images that a network cannot look at, any where it has learned nothing; warn of unlike ones."""
+    if not network.subnetworks:
+        raise RuntimeError("nothing has been learned yet; call learn(task) first")
+    _check_shape(tuple(images.shape[1:]), network)
+    _check_range(images, network)
+
+
+def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
     """Refuse images with other channels or axes than those learned first; height and width may differ."""
     expected = network.input_shape
     if expected is None or shape == expected:
@@ -102,15 +118,34 @@ def check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
         hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
     network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
+    if network.subnetworks:
+        _look_at_a_blank(shape, network)
 
 
-def check_task(task: int, network: SharedNetwork) -> None:
-    """Refuse the index of a task that was not learned."""
-    known = len(network.subnetworks)
-    if not hasattr(task, "__index__") or isinstance(task, bool):
-        raise TypeError(f"a task is a number, counted from 0, got {task!r}")
-    if not 0 <= task < known:
-        raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
+    """Refuse images of a size that the backbone cannot process."""
+    try:
+        network.whole_outputs([torch.zeros(1, *shape)], 0)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(
+            f"the backbone cannot process images of shape {shape}; those learned first are {network.input_shape} "
+            f"({first_line(error)})"
+        ) from error
+
+
+def _check_range(images: Tensor, network: SharedNetwork) -> None:
+    """Warn of images whose values are far from those learned first, as bytes are that were made floats unscaled."""
+    if network.input_range is None:
+        if images.dtype == torch.uint8 and images.ndim < 4:
+            network.tell_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
+        return
+    (low, high), (lowest, highest) = network.input_range, range_of(images)
+    slack = (high - low) * (0.5 if (low, high) == PIXELS else 10)
+    if lowest < low - slack or highest > high + slack:
+        network.tell_once(
+            f"some images have values from {lowest:g} to {highest:g}, those learned first from {low:g} to {high:g}: "
+            "answers may be wrong; scale them alike"
+        )
 
 
 def check_task_number(task: int, network: SharedNetwork) -> None:

@@ -12,7 +12,7 @@ from cps.backbones import Builtin
 from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.checkpoint import Checkpoint, Position, Saved, identify
-from cps.data import Examples
+from cps.data import ClassName, Examples
 from cps.devices import agreed, by_the_first, make_fabric, ready
 from cps.draft import Draft
 from cps.evidence import Evidence
@@ -20,7 +20,7 @@ from cps.extraction import Standalone
 from cps.forgetting import forget_task, fresh_weights
 from cps.forms import SETTINGS, check_forms
 from cps.images import as_images
-from cps.intake import check_shape, check_task, some_pixels, take_in
+from cps.intake import check_images, some_pixels, take_in
 from cps.masks import check_smaller
 from cps.modelfile import write_model
 from cps.network import SharedNetwork
@@ -93,9 +93,8 @@ class Learner:
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
         self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
         self.selectors = checked_selectors(selectors)
-        self.augment = augment
         self.views: Views = views or Upright()
-        self.normalize = normalize
+        self.augment, self.normalize = augment, normalize
         self.prune_images = int(prune_images)
         self.capacity = capacity or Capacity()
         self.seed = int(seed)
@@ -106,6 +105,14 @@ class Learner:
         module = backbone.drawn(self.seed) if isinstance(backbone, Builtin) else backbone
         self.network = SharedNetwork(module, normalize=normalize)
         self.network.to(self.fabric.device)
+
+    @property
+    def classes(self) -> list[tuple[ClassName, ...]]:
+        """The classes of each task, in the order of learning."""
+        return [subnetwork.classes for subnetwork in self.network.subnetworks]
+
+    def __repr__(self) -> str:
+        return f"Learner(tasks={len(self.classes)}, classes={sum(map(len, self.classes))})"
 
     def learn(self, task: Task, *, checkpoint: str | Path | None = None) -> Subnetwork:
         """Learn a task: Algorithm 1. If anything goes wrong, the learner is as it was before.
@@ -162,30 +169,24 @@ class Learner:
         """Return features and logits of every subnetwork for the images, each computed when asked for."""
         tensor = as_images(images)
         with self.network.in_use():
-            if not self.network.subnetworks:
-                raise RuntimeError("nothing has been learned yet; call learn(task) first")
-            check_shape(tuple(tensor.shape[1:]), self.network)
+            check_images(tensor, self.network)
             return self.network.evidence(tensor.split(256))
 
     def extract(self, task: int) -> Standalone:
         """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
-        with self.network.in_use():
-            check_task(task, self.network)
-            return self.network.extract(task)
+        return self.network.extract(task)
 
     def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
         """Drop a task; later ones move down by one. Free weights get the values of `fresh`, or others drawn anew."""
         with self.network.in_use():
-            check_task(task, self.network)
+            self.network.check_task(task)
             drawn = fresh_weights(self.network, self.builtin if fresh is None else fresh, *self._key(FORGET))
             forget_task(self.network, task, drawn, self.selectors)
             self._trainer = Trainer(self.fabric)  # whose engine holds what was trained last
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
-        with self.network.in_use():
-            check_task(task, self.network)
-            return self.network.fingerprint(task)
+        return self.network.fingerprint(task)
 
     def save(self, path: str | Path) -> None:
         """Write the model file; an old file stays whole until the new one is complete on the disk."""
@@ -208,7 +209,7 @@ class Learner:
             return checked_selectors([selector or self.selectors[0]])[0]
         if selector is not None:
             raise ValueError("give the task, or a selector that finds it, not both")
-        check_task(task, self.network)
+        self.network.check_task(task)
         return Oracle(int(task))
 
     def _begin(self, task: Task) -> tuple[Draft, Examples, Examples | None]:

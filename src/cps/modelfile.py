@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
         "turns": {str(i): sub.turns for i, sub in enumerate(network.subnetworks) if sub.turns > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
+        "input_range": list(network.input_range or ()),
         "settings": {name: encode(value) for name, value in learner_settings.items()},
         "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
     }
@@ -59,42 +60,77 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
+class Content(NamedTuple):
+    """What the tensors of a model file hold."""
+
+    weights: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    taken: Masks
+    subnetworks: list[Subnetwork]
+
+
+def content_of(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+    """Return what is in a model file, checked as far as that can be done without its backbone."""
+    shared, private = (
+        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
+        for kind in ("weight/", "initial/")
+    )
+    return _content(path, header, tensors, shared, private)
+
+
 def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Give a new network the weights and subnetworks of a model file, checking every tensor."""
     network.make_private([name for name in network.weights if f"initial/{name}" in tensors])
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
+    content = _content(path, header, tensors, network.weights, network.initial)
+    network.weights, network.initial, network.taken, network.subnetworks = content
+    network.input_shape = tuple(header["input_shape"]) or None
+    low, high = header.get("input_range") or (None, None)  # which early files did not note
+    network.input_range = None if low is None or high is None else (low, high)
+
+
+def _content(
+    path: str | Path,
+    header: dict[str, Any],
+    tensors: dict[str, Tensor],
+    shared: Mapping[str, Tensor],
+    private: Mapping[str, Tensor],
+) -> Content:
+    """Return what is in a file for a network whose shared weights and private parts have these forms."""
     reader = _Reader(path, tensors)
-    weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in network.weights.items()}
-    initial = {
-        name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in network.initial.items()
-    }
+    weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
+    initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
     taken = reader.masks("taken", weights)
-    subnetworks = []
-    for index, names in enumerate(header["classes"]):
-        number, features = len(names) * header["turns"].get(str(index), 1), header["features"][index]
-        head = {
-            "weight": reader.take(f"task/{index}/head/weight", (number, features)),
-            "bias": reader.take(f"task/{index}/head/bias", (number,)),
-        }
-        private = {n: reader.take(f"task/{index}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
-        statistics = {
-            selector: {key: reader.take(f"task/{index}/statistics/{selector}/{key}") for key in keys}
-            for selector, keys in header["statistics"][index].items()
-        }
-        masks = reader.masks(f"task/{index}/mask", weights)
-        more = header["notes"][index], index in header["mirrors"], header["fingerprints"][index]
-        subnetworks.append(Subnetwork(tuple(names), masks, private, head, statistics, *more))
+    subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
     reader.refuse_leftovers()
     if not is_subset(union_of((subnetwork.masks for subnetwork in subnetworks), weights), taken):
         raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
-    network.weights, network.initial, network.taken = weights, initial, taken
-    network.subnetworks = subnetworks
-    network.input_shape = tuple(header["input_shape"]) or None
-    try:
-        network.check_sealed()
-    except RuntimeError as error:
-        raise FileError(f"'{path}' is inconsistent: {error}") from None
+    for subnetwork in subnetworks:
+        try:
+            subnetwork.check_sealed(weights)
+        except RuntimeError as error:
+            raise FileError(f"'{path}' is inconsistent: {error}") from None
+    return Content(weights, initial, taken, subnetworks)
+
+
+def _subnetwork(
+    reader: "_Reader", header: dict[str, Any], task: int, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+) -> Subnetwork:
+    names, features = header["classes"][task], header["features"][task]
+    outputs = len(names) * header["turns"].get(str(task), 1)
+    head = {
+        "weight": reader.take(f"task/{task}/head/weight", (outputs, features)),
+        "bias": reader.take(f"task/{task}/head/bias", (outputs,)),
+    }
+    private = {n: reader.take(f"task/{task}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
+    statistics = {
+        selector: {key: reader.take(f"task/{task}/statistics/{selector}/{key}") for key in keys}
+        for selector, keys in header["statistics"][task].items()
+    }
+    masks = reader.masks(f"task/{task}/mask", weights)
+    more = header["notes"][task], task in header["mirrors"], header["fingerprints"][task]
+    return Subnetwork(tuple(names), masks, private, head, statistics, *more)
 
 
 def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
@@ -161,6 +197,8 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
         and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors"))
+        and _all_are((int, float), header.get("input_range", []))
+        and len(header.get("input_range", [])) in (0, 2)
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and isinstance(header.get("turns"), dict)

@@ -49,7 +49,8 @@ class SharedNetwork:
             if not tensors[name].requires_grad:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
-        self.input_shape: tuple[int, ...] | None = None
+        self.input_shape: tuple[int, ...] | None = None  # of the images learned first, and their values, roughly
+        self.input_range: tuple[float, float] | None = None
         self.is_changing, self.told = False, set[str]()
         self._turns = OneAtATime()
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
@@ -145,27 +146,18 @@ class SharedNetwork:
         self.taken = union(self.taken, draft.masks)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: value.clone() for name, value in draft.private().items()}
-        self.subnetworks.append(Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors))
-        self.subnetworks[-1] = dataclasses.replace(self.subnetworks[-1], digest=self.digest(len(self.subnetworks) - 1))
+        finished = Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors)
+        self.subnetworks.append(dataclasses.replace(finished, digest=finished.digest_in(self.weights)))
         return self.subnetworks[-1]
 
     def check_sealed(self) -> None:
         """Refuse to go on if anything of a sealed subnetwork is not as it was sealed, by its digest."""
-        for task, subnetwork in enumerate(self.subnetworks):
-            if self.digest(task) != subnetwork.digest:
-                raise RuntimeError(f"task {task} is not the subnetwork that was sealed")
+        for subnetwork in self.subnetworks:
+            subnetwork.check_sealed(self.weights)
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
         """Return the tensors that turn the backbone into that task's: masked weights and private parts."""
-        subnetwork = self.subnetworks[task]
-        zero = torch.zeros((), device=self.device)
-        masked = {
-            # Not a product: -1 * 0 is a negative zero, whose sign could change when a free weight does.
-            name: torch.where(subnetwork.masks[name], weight, zero.to(weight.dtype))
-            for name, weight in self.weights.items()
-        }
-        # Copies, since a module may change its buffers even in eval mode.
-        return {**masked, **{name: value.clone() for name, value in subnetwork.private.items()}}
+        return self.subnetworks[task].tensors(self.weights)
 
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
@@ -192,9 +184,18 @@ class SharedNetwork:
             ]
             return self._with_logits(task, seen)
 
+    def check_task(self, task: int) -> None:
+        """Refuse the index of a task that was not learned."""
+        known = len(self.subnetworks)
+        if not hasattr(task, "__index__") or isinstance(task, bool):
+            raise TypeError(f"a task is a number, counted from 0, got {task!r}")
+        if not 0 <= task < known:
+            raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         with self.in_use():
+            self.check_task(task)
             small = copy.deepcopy(self._miniatures.extracted(task))
             backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
             return Standalone(backbone, self.subnetworks[task], self.prepare)
@@ -245,16 +246,10 @@ class SharedNetwork:
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
-        try:
-            outputs = self.whole_outputs([self._noise(4)], task)
-        except IndexError:  # the backbone looks its input up in a table, where noise has no place
-            outputs = self.whole_outputs([torch.zeros_like(self._noise(4))], task)
-        return Fingerprint(self.digest(task), digest(outputs._asdict()))
-
-    def digest(self, task: int) -> str:
-        """Return the digest of everything that belongs to a sealed subnetwork."""
-        subnetwork = self.subnetworks[task]
-        masks = {f"mask {name}": mask for name, mask in subnetwork.masks.items()}
-        head = {f"head {name}": value for name, value in subnetwork.head.items()}
-        mirrors = " and mirror images" if subnetwork.mirrors else ""
-        return digest({**self.tensors_of(task), **masks, **head}, repr(subnetwork.classes) + mirrors)
+        with self.in_use():
+            self.check_task(task)
+            try:
+                outputs = self.whole_outputs([self._noise(4)], task)
+            except IndexError:  # the backbone looks its input up in a table, where noise has no place
+                outputs = self.whole_outputs([torch.zeros_like(self._noise(4))], task)
+            return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))

@@ -33,6 +33,9 @@ class Parts:
 
 def partition(backbone: nn.Module) -> Parts:
     """Sort a backbone's parameters and buffers into shared and private; refuse what cannot be handled."""
+    if not isinstance(backbone, nn.Module):
+        hint = f"; cps.Builtin({backbone!r}) is one of ours" if isinstance(backbone, str) else ""
+        raise TypeError(f"a backbone is an nn.Module, an object and not its class, got {backbone!r}{hint}")
     _refuse_what_cannot_be_masked(backbone)
     shared = tuple(f"{layer}.weight".lstrip(".") for layer in _maskable_layers(backbone))
     if not shared:
@@ -109,6 +112,11 @@ def _refuse_what_cannot_be_masked(backbone: nn.Module) -> None:
             raise ValueError(f"'{name}' is lazy; run the backbone once on an image before you pass it")
         if not parameter.is_floating_point():
             raise ValueError(f"'{name}' has dtype {parameter.dtype}; only real floating point can be learned")
+        if parameter.dtype == torch.float16:
+            raise ValueError(
+                f"'{name}' is in half precision, which overflows in training; pass the backbone in float32, and "
+                "cps.make_fabric(precision='16-mixed') to train with halves"
+            )
         if id(parameter) in owner:
             raise ValueError(f"'{owner[id(parameter)]}' and '{name}' are one tied weight; give each its own")
         owner[id(parameter)] = name

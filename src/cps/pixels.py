@@ -35,6 +35,7 @@ class Normalize:
         return NormalizeLayer(*(torch.tensor(values, device=device) for values in (self.mean, self.std)))
 
 
+PIXELS = (0.0, 1.0)  # what bytes become
 IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what its images have
 
 
@@ -47,6 +48,11 @@ def as_pixels(images: Tensor, normalize: Normalize | None) -> Tensor:
 def as_floats(images: Tensor) -> Tensor:
     """Return images in memory of their own: bytes scaled to 0..1, all else as it is."""
     return images.float() / 255 if images.dtype == torch.uint8 else images.to(torch.float32, copy=True)
+
+
+def range_of(images: Tensor) -> tuple[float, float]:
+    """Return the smallest and the largest value of images, as bytes those that they may have."""
+    return PIXELS if images.dtype == torch.uint8 else (float(images.min()), float(images.max()))
 
 
 @dataclass(frozen=True)

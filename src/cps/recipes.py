@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cps.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
-from cps.backbones import SmallConvNet, large_resnet18, resnet18, resnet18_third, resnet32
+from cps.backbones import Builtin, SmallConvNet
 from cps.capacity import Capacity
 from cps.cascade import Cascade
 from cps.data import Data
@@ -128,7 +128,7 @@ def cifar100(tasks: int) -> Recipe:
         read=read_cifar100,
         sizes=100 // tasks,
         cost="3 min on an H200",
-        backbone=resnet18_third,
+        backbone=Builtin("resnet18-third"),
         train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -148,7 +148,7 @@ def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe
         read=read_imagenet100 if classes == 100 else read_image_folders,
         sizes=classes // 10,
         cost=f"about {classes // 6} min on an H200, and decoding",
-        backbone=large_resnet18,
+        backbone=Builtin("resnet18-large"),
         train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -169,7 +169,7 @@ def cub200() -> Recipe:
         read=read_cub200,
         sizes=50,
         cost="3 min on an H200",
-        backbone=large_resnet18,
+        backbone=Builtin("resnet18-large"),
         pretrained=imagenet_weights,
         train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
@@ -191,7 +191,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         read=read_cifar100,
         sizes=(50, 10, 10, 10, 10, 10),
         cost="4 min on an H200",
-        backbone=resnet32,
+        backbone=Builtin("resnet32"),
         train=Training(160, Adam(1e-3, weight_decay=5e-4), Steps((80, 120), 0.1), batch_size=128),
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -214,7 +214,7 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         read=read_cifar100,
         sizes=sizes,
         cost="8 min on an H200",
-        backbone=resnet18,
+        backbone=Builtin("resnet18"),
         train=train,
         retrain=replace(train, epochs=30),
         pruner=NNrelief(alpha=0.9),

@@ -31,6 +31,9 @@ class ImageReply(BaseModel):
         default=None, description="Whether it looks like none that was learned; `task` is then the nearest."
     )
     task: int | None = Field(default=None, description="The task it was found in, from 1, in the order of learning.")
+    share: float | None = Field(
+        default=None, description="The task's share of the scores of all tasks; 1 if the task was told."
+    )
     confidence: float | None = Field(
         default=None, description="The softmax share of the class in the task; 1 if the task has no other."
     )

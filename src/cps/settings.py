@@ -7,6 +7,7 @@ an epoch before the one before has ended, so it must depend on nothing but its a
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
 from typing import Any
@@ -21,9 +22,18 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[float, int], float]
 
 
+class _Checked:
+    """Settings of an optimizer, which are numbers and not negative."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
+
+
 @setting
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Checked):
     """Stochastic gradient descent with momentum; `weight_decay` is an L2 term of the gradient."""
 
     lr: float = 0.1
@@ -37,7 +47,7 @@ class SGD:
 
 @setting
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Checked):
     """Adam; `weight_decay` is an L2 term of the gradient, as in the paper's code."""
 
     lr: float = 1e-2
@@ -50,7 +60,7 @@ class Adam:
 
 @setting
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(_Checked):
     """Adam with decoupled weight decay."""
 
     lr: float = 1e-3
@@ -117,19 +127,38 @@ class Training:
             raise ValueError(f"epochs must not be negative, got {self.epochs}")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
-        for name, value in (("optimizer", self.optimizer), ("schedule", self.schedule)):
-            if not callable(value) or (isinstance(value, type) and is_dataclass(value)):
-                example = "cps.SGD(0.1)" if name == "optimizer" else "cps.Cosine()"
-                raise TypeError(f"{name} is an object such as {example}, or a function, got {value!r}")
+        _check_function("optimizer", self.optimizer, "cps.SGD(0.1)", "parameters")
+        _check_function("schedule", self.schedule, "cps.Cosine()", "epoch", "epochs")
         _check_loss(self.loss)
+
+
+def _check_function(name: str, value: Any, example: str, *arguments: str) -> None:
+    """Refuse what is no function of so many arguments, such as a class instead of one of its objects."""
+    is_right = callable(value) and not (isinstance(value, type) and is_dataclass(value))
+    if is_right:
+        with suppress(ValueError):  # what is written in C may not tell
+            is_right = _takes(value, *arguments)
+    if not is_right:
+        raise TypeError(f"{name} is an object such as {example}, or a function, got {value!r}")
+
+
+def _takes(function: Callable[..., Any], *arguments: str) -> bool:
+    try:
+        signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _check_loss(loss: Any) -> None:
     """Refuse a loss of another form, such as one of torch's own."""
+    function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
-        signature(loss.forward if isinstance(loss, nn.Module) else loss).bind("features", "logits", "labels")
-    except (TypeError, ValueError):
-        raise TypeError(f"a loss is a function of features, logits and labels, got {loss!r}") from None
+        is_right = _takes(function, "features", "logits", "labels")
+    except ValueError:
+        is_right = False
+    if not is_right:
+        raise TypeError(f"a loss is a function of features, logits and labels, got {loss!r}")
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
         raise ValueError("the loss has parameters of its own, which nothing would train; give it fixed numbers")
 

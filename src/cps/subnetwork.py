@@ -1,6 +1,6 @@
 """A sealed subnetwork, and the only map between its head's outputs and the classes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cps.data import ClassName
 from cps.masks import Masks
+from cps.storage import digest
 from cps.views import Look, looks_at
 
 
@@ -48,6 +49,28 @@ class Subnetwork:
         """All looks it takes at an image."""
         return looks_at(self.turns, self.mirrors)
 
+    def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""
+        masked = {
+            # Not a product: -1 * 0 is a negative zero, whose sign could change when a free weight does.
+            name: torch.where(self.masks[name], weight, weight.new_zeros(()))
+            for name, weight in weights.items()
+        }
+        # Copies, since a module may change its buffers even in eval mode.
+        return {**masked, **{name: value.clone() for name, value in self.private.items()}}
+
+    def digest_in(self, weights: Mapping[str, Tensor]) -> str:
+        """Return the digest of everything that belongs to it, its part of the shared weights included."""
+        masks = {f"mask {name}": mask for name, mask in self.masks.items()}
+        head = {f"head {name}": value for name, value in self.head.items()}
+        mirrors = " and mirror images" if self.mirrors else ""
+        return digest({**self.tensors(weights), **masks, **head}, repr(self.classes) + mirrors)
+
+    def check_sealed(self, weights: Mapping[str, Tensor]) -> None:
+        """Refuse to go on if anything of it is not as it was sealed."""
+        if self.digest_in(weights) != self.digest:
+            raise RuntimeError(f"the task of {self.classes[0]!r} and so on is not the subnetwork that was sealed")
+
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""
         return local_labels(self.classes, labels)
@@ -60,7 +83,7 @@ class Subnetwork:
 def local_labels(classes: Sequence[ClassName], labels: Sequence[ClassName]) -> Tensor:
     """Return the position in `classes` of each label; positions are accepted for classes named by strings."""
     place = {name: index for index, name in enumerate(classes)}
-    if not any(isinstance(name, int) for name in classes):
+    if not any(isinstance(name, int) or name.isdecimal() for name in classes):
         place |= {index: index for index in range(len(classes))}
     try:
         return torch.tensor([place[label] for label in labels], dtype=torch.long)

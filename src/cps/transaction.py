@@ -20,6 +20,7 @@ class State(NamedTuple):
     taken: Masks
     subnetworks: list[Subnetwork]
     input_shape: tuple[int, ...] | None
+    input_range: tuple[float, float] | None
     initial: dict[str, Tensor]
     parts: Parts
 

@@ -33,7 +33,7 @@ def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Se
         if are_as_before([functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]):
             return names
         middle = len(names) // 2
-        return [] if len(names) == 1 else harmless(names[:middle]) + harmless(names[middle:])
+        return [] if len(names) < 2 else harmless(names[:middle]) + harmless(names[middle:])
 
     while True:
         slopes, after = _slopes(backbone, _without(weights, unread), batches)

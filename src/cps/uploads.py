@@ -36,7 +36,7 @@ def pixels_of(upload: Upload, size: int, limits: Limits) -> Tensor:
         raise ImageError(f"'{upload}' has more pixels than can be read safely; send a smaller image") from None
     except Exception:  # decoders raise whatever they like
         raise ImageError(
-            f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
         ) from None
     most = min(limits.megapixels * 10**6, LARGEST)
     if pixels > most:

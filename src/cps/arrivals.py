@@ -1,0 +1,33 @@
+"""Arrivals: what lies in a folder, and which files of it are new or have changed since another look."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+
+class State(NamedTuple):
+    """What changes when a file does: its size, and the time of its last change."""
+
+    size: int
+    changed: float
+
+
+def inside(folder: Path) -> list[Path]:
+    """Return all that is in a folder and the folders in it, but for what is hidden."""
+    return sorted(p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
+
+
+def states_in(folder: Path) -> dict[Path, State | None]:
+    """Return the state of all that is in a folder; nothing if it changes too fast to be listed, until the next look."""
+    try:
+        return {path: state_of(path) for path in inside(folder)}
+    except FileNotFoundError:
+        return {}
+
+
+def state_of(path: Path) -> State | None:
+    """Return the state of a file; None for one that is gone, or empty so far."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return State(found.st_size, found.st_mtime) if found.st_size else None
