@@ -447,3 +447,93 @@ def test_images_of_another_size_are_warned_of_once_and_paths_are_refused(learned
     assert [record.message[:34] for record in caplog.records] == ["some images are not (2, 6, 6), as "]
     with pytest.raises(TypeError, match="got the path 'a.png'; see cps.read_folder"):
         learned.predict("a.png")
+
+
+def test_values_far_from_those_learned_are_told_once(make_learner, caplog):
+    pixels = torch.randint(0, 256, (24, 2, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    learner = make_learner()
+    learner.learn(cps.Task([0, 1], train=(pixels, [0, 1] * 12)))
+    learner.predict(pixels)
+    learner.predict(pixels / 255)
+    assert caplog.records == []
+    for _ in range(2):
+        learner.predict(pixels.float())
+    assert [record.message for record in caplog.records] == [
+        "some images have values from 0 to 255, those learned first from 0 to 1: answers may be wrong; scale them alike"
+    ]
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
+def test_bytes_that_are_no_picture_are_said_to_be_scaled(make_learner, caplog, kind):
+    values = torch.randint(0, 20, (24, 8), generator=torch.Generator().manual_seed(0)).to(kind)
+    make_learner(nn.Sequential(nn.Linear(8, 16), nn.ReLU())).learn(cps.Task([0, 1], train=(values, [0, 1] * 12)))
+    assert ["divided by 255" in record.message for record in caplog.records] == [True] * (kind == torch.uint8)
+
+
+def test_a_backbone_in_half_precision_is_refused(make_learner):
+    with pytest.raises(ValueError, match="'0.weight' is in half precision, which overflows"):
+        make_learner(nn.Sequential(nn.Linear(8, 16), nn.ReLU()).half())
+
+
+def test_images_of_a_size_that_the_backbone_cannot_process_are_refused_in_words(make_learner):
+    learner = make_learner(nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 8)))
+    learner.learn(make_task())
+    with pytest.raises(
+        ValueError, match=r"cannot process images of shape \(2, 9, 9\); those learned first are \(2, 6, 6\)"
+    ):
+        learner.predict(torch.rand(3, 2, 9, 9))
+
+
+def test_a_learner_says_what_it_knows(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(3))
+    assert learner.classes == [(3, 4)]
+    assert repr(learner) == "Learner(tasks=1, classes=2)"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: cps.Learner(nn.Linear), TypeError, "an object and not its class"),
+        (lambda: cps.Learner("small"), TypeError, r"cps.Builtin\('small'\) is one of ours"),
+        (lambda: cps.Learner(conv_net(), selectors=cps.MaxOutput()), TypeError, "selectors are a tuple"),
+        (lambda: cps.Learner(conv_net()).learn(cps.Scenario((), "given")), TypeError, "learn its tasks one by one"),
+        (lambda: cps.Training(1, cps.Cosine()), TypeError, "optimizer is an object such as"),
+        (lambda: cps.Adam("x"), ValueError, "lr of Adam is a number, 0 or more, got 'x'"),
+        (lambda: cps.SGD(0.1, -1), ValueError, "momentum of SGD is a number, 0 or more, got -1"),
+        (lambda: cps.check_pruner(lambda *_: None), AssertionError, "must return masks by name, got NoneType"),
+        (lambda: cps.Learner(conv_net()).learn(cps.Task(["1", "0"], (IMAGES, LABELS))), ValueError, "is not one of"),
+    ],
+)
+def test_first_mistakes_are_explained(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+class Unlisted(torch.utils.data.Dataset):
+    """Tells its labels image by image, one of them a stranger's."""
+
+    def __init__(self, images, labels):
+        self.images, self.names = images, labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.names[index]
+
+
+def test_labels_of_held_out_images_are_refused_before_training_or_not_at_all(make_learner):
+    images, labels = make_task().train
+    strange = [*labels[:-1], 99]
+    epochs = []
+    with pytest.raises(ValueError, match="label 99 is not one of"):
+        make_learner(watch=epochs.append).learn(cps.Task([0, 1], train=(images, labels), val=(images, strange)))
+    assert epochs == []
+    make_learner().learn(cps.Task([0, 1], train=(images, labels), val=Unlisted(images, strange)))
+
+
+def test_evidence_can_be_cut(learned):
+    evidence = learned.evidence(IMAGES)
+    assert torch.equal(evidence[:1][0].logits, evidence[0].logits)
+    assert len(evidence[-1:]) == 1

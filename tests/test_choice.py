@@ -18,6 +18,7 @@ from cps.engine import Engine
 from cps.feed import Plan
 from cps.guard import Kept, bind
 from cps.presentation import Presentation
+from cps.training import Trainer
 
 LONGER = cps.Training(20, cps.Adam(1e-2), cps.Cosine(), batch_size=16)
 ALL = cps.NNrelief(alpha=1.0)
@@ -224,3 +225,27 @@ def test_within_a_budget_the_strongest_new_connections_stay_and_sealed_ones_are_
 def test_shares_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="share"):
         cps.Capacity(**wrong)
+
+
+def test_a_gradient_that_overflows_moves_no_score():
+    """In half precision the optimizer skips such a step, so the scores must too."""
+    sealed, usable = torch.ones(2, 2), torch.ones(2, 2, dtype=torch.bool)
+    for bad in (torch.inf, torch.nan):
+        scores, gradient = torch.ones(2, 2), torch.ones(2, 2)
+        gradient[0, 0] = bad
+        move_scores(scores, gradient, sealed, usable, 0.5)
+        assert torch.equal(scores, torch.ones(2, 2))
+    move_scores(scores, torch.ones(2, 2), sealed, usable, 0.5)  # the negative control
+    assert torch.equal(scores, torch.full((2, 2), 0.5))
+
+
+def test_scores_move_in_dense_training_alone(make_full, monkeypatch):
+    """What is retrained after pruning is what will be sealed."""
+    reaches = []
+    real = Trainer.fit
+    monkeypatch.setattr(
+        Trainer, "fit", lambda *args, **settings: reaches.append(settings["reach"]) or real(*args, **settings)
+    )
+    learner = make_full()
+    learner.learn(make_task(10))
+    assert [reach > 0 for reach in reaches] == [True, False, True, False]

@@ -111,6 +111,25 @@ def test_the_order_in_which_classes_are_named_at_test_does_not_matter(learned):
     assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])
 
 
+def test_labels_that_are_positions_count_in_the_order_of_the_task_that_is_evaluated(make_learner):
+    learner, (images, labels) = make_learner(), make_task().train
+    learner.learn(cps.Task(["cat", "dog"], train=(images, labels)))
+    turned = [cps.Task(["dog", "cat"], train=None, test=(images, [1 - label for label in labels]))]
+    right = [cps.Task(["cat", "dog"], train=None, test=(images, labels))]
+    assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, right, group_sizes=[1])
+
+
+def test_tasks_that_are_not_those_that_were_learned_are_refused(learned):
+    learner, tasks = learned
+    with pytest.raises(ValueError, match="0 and so on stand in the place of 20 and so on|20 and so on stand"):
+        cps.evaluate(learner, list(reversed(tasks)))
+    learner.forget(0)
+    with pytest.raises(ValueError, match="0 and so on stand in the place of 10 and so on"):
+        cps.evaluate(learner, tasks)
+    with pytest.raises(ValueError, match="at least one selector"):
+        cps.evaluate(learner, tasks[1:], selectors=[])
+
+
 def test_flips_average_the_outputs_for_each_image_and_its_mirror_image(learned):
     learner, tasks = learned
     flipped = cps.evaluate(learner, tasks, group_sizes=[1], flips=True)
@@ -140,3 +159,5 @@ def test_top5_is_reported_for_tasks_of_more_than_five_classes(make_learner, lear
     assert results["task_il"]["top5"] == pytest.approx(np.mean(five))
     entry = results["class_il"]["MaxOutput"]["28"]
     assert entry["top5"] >= entry["ACC"]
+    wrong = cps.evaluate(learner, tasks, group_sizes=[1], selectors={"the first task": cps.Oracle(0)})
+    assert wrong["class_il"]["the first task"]["1"]["top5"] == pytest.approx(five[0] / 2)

@@ -286,3 +286,30 @@ def test_a_backbone_that_fixes_the_number_of_images_is_refused_in_words(make_lea
     with pytest.raises(RuntimeError, match=r"use x.shape\[0\] instead of len\(x\)"):
         export_task(learner, 0, tmp_path / "graph.onnx")
     assert not list(tmp_path.iterdir())
+
+
+class Branching(torch.nn.Module):
+    """Does otherwise for other values, which no graph can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 16)
+
+    def forward(self, values):
+        return self.layer(values / 255 if values.mean() > 10 else values).relu()
+
+
+def test_a_backbone_that_no_graph_can_hold_is_refused_in_words_and_its_weights_are_written(
+    make_learner, tmp_path, capfd, caplog
+):
+    learner = make_learner(Branching())
+    learner.learn(cps.Task([0, 1], train=(torch.randn(32, 8), [0, 1] * 16)))
+    with pytest.raises(RuntimeError, match="cannot be written as a graph"):
+        cps.export_task(learner, 0, tmp_path / "task.onnx")
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+    cps.export_task(learner, 0, tmp_path / "task.safetensors")
+    assert "cannot be traced" in caplog.text
+    fresh = learner.extract(0)
+    assert not fresh.training
+    assert set(load_file(tmp_path / "task.safetensors")) == set(fresh.state_dict())

@@ -22,8 +22,8 @@ import cps
 from conftest import make_task, write_shipment
 from cps import cli_model, cli_predict, storage
 from cps.cli import app
-from cps.following import Followed
 from cps.growing import checkpoint_of
+from cps.loaders import loader_of
 from cps.lock import locked
 from cps.masks import share_on
 from cps.terminal import json_text
@@ -500,9 +500,8 @@ def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predic
 
 
 def test_watching_follows_the_model(parts, model, tmp_path):
-    fabric = cps.make_fabric(accelerator="cpu")
-    followed = Followed(model, lambda: cli_predict._opened(model, fabric))
-    missing = Followed(model, lambda: cli_predict._opened(model, fabric))
+    followed = cli_predict._followed(model, "cpu", cps.load)
+    missing = cli_predict._followed(model, "cpu", cps.load)
     first = cli_predict._current(followed, model, None)
     assert cli_predict._current(followed, model, 1) is first
     learner = cps.load(model)
@@ -557,8 +556,7 @@ def test_names_are_shown_as_they_are(parts, tmp_path):
 
 
 def test_a_task_that_has_become_another_is_not_asked(model, tmp_path):
-    fabric = cps.make_fabric(accelerator="cpu")
-    followed = Followed(model, lambda: cli_predict._opened(model, fabric))
+    followed = cli_predict._followed(model, "cpu", cps.load)
     learner = cps.load(model)
     learner.forget(0)
     learner.save(model)
@@ -611,3 +609,72 @@ def test_a_class_of_which_no_image_can_be_read_is_left_out_with_the_damaged_imag
     assert "none of the images of class 'broken' can be read; it is left out" in done.stderr.replace("\n", " ")
     assert cps.load(new).network.subnetworks[0].classes == ("pin", "ring")
     assert "nothing to do" in run("learn", shipment, "--model", new, *CPU).output
+
+
+def test_images_that_arrive_while_watching_starts_are_new(parts, tmp_path, monkeypatch):
+    """The folder is looked at before anything that takes long, such as loading the model."""
+    real, seen = cli_predict._followed, []
+
+    def slow(*arguments):
+        shutil.copy(parts[0] / "inbox" / "bolt" / "0.png", tmp_path / "early.png")
+        return real(*arguments)
+
+    monkeypatch.setattr(cli_predict, "_followed", slow)
+    monkeypatch.setattr(cli_predict, "_write_coming", lambda coming, folder, write: seen.append(next(coming).path.name))
+    run("predict", "--watch", tmp_path, "--model", parts[0] / "parts.cps", *CPU)
+    assert seen == ["early.png"]
+
+
+def test_a_named_image_in_a_watched_folder_is_predicted_once(parts, tmp_path, monkeypatch):
+    real, seen = cli_predict._followed, []
+    image, box = parts[0] / "inbox" / "bolt" / "0.png", tmp_path / "box"
+    box.mkdir()
+
+    def slow(*arguments):
+        shutil.copy(image, box / "named.png")
+        return real(*arguments)
+
+    def first_of(coming, folder, write):
+        shutil.copy(image, box / "z-later.png")
+        seen.append(next(coming).path.name)
+
+    monkeypatch.setattr(cli_predict, "_followed", slow)
+    monkeypatch.setattr(cli_predict, "_write_coming", first_of)
+    done = run("predict", box / ".." / "box", "--watch", box, "--model", parts[0] / "parts.cps", "--csv", *CPU)
+    assert "named.png" in done.stdout
+    assert seen == ["z-later.png"]
+
+
+def test_a_model_of_a_network_of_ones_own_is_opened_by_a_loader(parts, tmp_path, monkeypatch):
+    (tmp_path / "mynet.py").write_text(
+        "import cps\n"
+        "from torch import nn\n"
+        "def net():\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+        "def load(path, **settings):\n"
+        "    return cps.load(path, net(), **settings)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mine = loader_of("mynet:load")
+    net = sys.modules["mynet"].net
+    quick = cps.Training(1)
+    learner = cps.Learner(net(), rounds=1, train=quick, retrain=quick)
+    learner.learn(cps.Task(["bolt", "nut"], train=(torch.rand(24, 3, 8, 8), ["bolt", "nut"] * 12)))
+    learner.save("own.cps")
+    assert mine("own.cps").classes == learner.classes
+    image = parts[0] / "inbox" / "bolt" / "0.png"
+    rows = predicted(image, "--model", "own.cps", "--loader", "mynet:load")
+    assert rows[0]["class"] in ("bolt", "nut")
+    assert "a --loader" in run("predict", image, "--model", "own.cps", *CPU, code=1).output.replace("\n", " ")
+    checks = json.loads(run("verify", "own.cps", "--loader", "mynet:load", "--json").stdout)
+    assert checks[-1]["what"].startswith("answers")
+    run("export", "own.cps", "--task", 1, "--to", "task.safetensors", "--loader", "mynet:load")
+    run("forget", "own.cps", "--task", 1, "--yes", "--loader", "mynet:load")
+    assert mine("own.cps").classes == []
+    for name in ("mynet", "mynet:lost", "nowhere:load", ":"):
+        with pytest.raises(ValueError, match="--loader names a function as module:function"):
+            loader_of(name)
+
+
+def test_no_more_megapixels_can_be_asked_for_than_are_ever_read():
+    assert "40" in run("serve", "x.cps", "--max-megapixels", 41, code=2).output

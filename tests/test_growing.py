@@ -1,16 +1,19 @@
 """A model file grows by shipments: killed anywhere it loses nothing, and one learner at a time may change it."""
 
+import errno
 import multiprocessing
 import os
 import shutil
 import signal
+import unicodedata
 from pathlib import Path
 
 import pytest
+import torch
 
 import cps
-from conftest import write_shipment
-from cps import checkpoint, growing, lock
+from conftest import make_task, write_shipment
+from cps import checkpoint, growing, lock, resemblance
 from cps.lock import LockedError, locked
 from cps.proposal import Wishes
 from cps.shipment import look
@@ -219,3 +222,48 @@ def test_a_kill_at_any_moment_leaves_a_model_that_works_and_learning_that_goes_o
         assert fingerprints(model) == whole
         left = {path.name for path in tmp_path.iterdir() if path.suffix != ".partial"}
         assert left - {".model.cps.lock"} == {"model.cps", "steps"}
+
+
+def test_what_is_held_out_can_be_read(tmp_path):
+    """A class whose images are nearly all damaged still has one to learn from."""
+    root = write_shipment(tmp_path / "new", ["bolt", "nut"], images=10)
+    shipment = look(root)
+    held = min(shipment.held_out(0.1))  # of the first class
+    for index, file in enumerate(shipment.files):
+        if file.parent.name == "bolt" and index != held:
+            file.write_bytes(b"damaged")
+    growth = growing.prepare(tmp_path / "m.cps", look(root), WISHES, cps.make_fabric(accelerator="cpu"))
+    read = growing.decode(growth, skip_damaged=True)
+    assert read.labels.count("bolt") == 1
+    (_, train), (_, held_out) = growing._split(growth.shipment, read, growth.names, 0.1)
+    assert train.count("bolt") == 1
+    assert held_out == ["nut"]
+
+
+def test_a_decomposed_name_is_a_new_class_not_a_new_version(tmp_path, monkeypatch):
+    root = write_shipment(tmp_path / "new", ["pin", "cafe"])
+    (root / "cafe").rename(root / unicodedata.normalize("NFD", "caf\u00e9"))
+    growth = growing.prepare(tmp_path / "m.cps", look(root), WISHES, cps.make_fabric(accelerator="cpu"))
+    asked = []
+    monkeypatch.setattr(growing, "lookalikes", lambda learner, images, labels: asked.extend(labels) or [])
+    growing.known_classes(growth, growing.decode(growth))
+    assert len(set(asked)) == 2
+
+
+def test_a_file_system_without_locks_is_not_called_another_program(tmp_path, monkeypatch):
+    def none(descriptor):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_lock", none)
+    with pytest.raises(OSError, match="No locks available"), locked(tmp_path / "model.cps"):
+        pass
+
+
+@pytest.mark.parametrize(("level", "claimed"), [(-1e9, "10"), (1e9, None)])
+def test_a_class_is_like_another_only_if_that_claims_its_images_strongly(make_learner, level, claimed):
+    learner, task = make_learner(), make_task(10)
+    learner.learn(task)
+    images = task.test[0][torch.tensor([label == 10 for label in task.test[1]])]
+    evidence = learner.evidence(images)
+    assert set(learner.predict(images).classes) == {10}
+    assert resemblance._claimed(learner, evidence, 0, {"10": level, "11": level}) == claimed

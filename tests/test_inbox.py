@@ -1,7 +1,9 @@
 """The inbox: files, folders and patterns; groups; images that arrive, half written ones too."""
 
+import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import cps
 from conftest import write_shipment
 from cps import inbox
+from cps.arrivals import states_in
 from cps.folders import read_folder
 
 
@@ -158,3 +161,57 @@ def test_whoever_is_the_learner_now_is_asked(learner, box, tmp_path):
     (folder / "new.png").write_bytes((box / "bolt" / "0.png").read_bytes())
     assert next(coming).path.name == "new.png"
     assert len(asked) >= 2
+
+
+def test_no_batch_holds_more_than_are_looked_at_together_but_one_large_group(monkeypatch):
+    monkeypatch.setattr(inbox, "TOGETHER", 4)
+    groups = [[Path(f"{size}-{index}") for index in range(size)] for size in (1, 3, 1, 9, 2, 2)]
+    batches = list(inbox._batches(groups))
+    assert [group for batch in batches for group in batch] == groups
+    assert [[len(group) for group in batch] for batch in batches] == [[1, 3], [1], [9], [2, 2]]
+
+
+def test_an_image_that_changes_while_it_is_looked_at_is_looked_at_again(learner, box, tmp_path, monkeypatch):
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    content = {name: (box / name / "0.png").read_bytes() for name in ("bolt", "gear")}
+    real = inbox.answers
+
+    def changing(learner, groups, **asked):
+        for answer in real(learner, groups, **asked):
+            if len(seen) == 0:  # it is replaced just when the first answer is at hand
+                seen.append(answer.label)
+                answer.path.write_bytes(content["gear"])
+                os.utime(answer.path, (1, 1))
+            yield answer
+
+    seen = []
+    monkeypatch.setattr(inbox, "answers", changing)
+    coming = inbox.watch(lambda: learner, folder, interval=0.01)
+    (folder / "new.png").write_bytes(content["bolt"])
+    right = learner.predict(torch.from_numpy(inbox.decode_image(box / "gear" / "0.png", inbox.size_of(learner)))[None])
+    assert next(coming).label == right.classes[0]
+
+
+def test_what_was_seen_is_not_new_and_all_else_is(learner, box, tmp_path):
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    for name in ("old.png", "new.png"):
+        (folder / name).write_bytes((box / "bolt" / "0.png").read_bytes())
+    seen = {path: state for path, state in states_in(folder).items() if path.name == "old.png"}
+    coming = inbox.watch(lambda: learner, folder, seen=seen, interval=0.01)
+    (folder / "newer.png").write_bytes((box / "bolt" / "0.png").read_bytes())
+    assert {next(coming).path.name, next(coming).path.name} == {"new.png", "newer.png"}
+
+
+def test_a_watched_folder_that_goes_away_is_told(learner, tmp_path, caplog):
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    looks = []
+
+    def enough():
+        looks.append(folder.exists() and folder.rmdir())
+        return len(looks) > 4
+
+    assert list(inbox.watch(lambda: learner, folder, interval=0.01, until=enough)) == []
+    assert [record.message for record in caplog.records] == [f"the folder '{folder}' is gone; it may come back"]

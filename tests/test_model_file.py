@@ -120,6 +120,13 @@ def rewrite(learned, path, *, tensors=None, header=None, **metadata):
     save_file(known, path, {**meta, "header": text, "digest": storage._sha(text), **metadata})
 
 
+def nested(times):
+    content = []
+    for _ in range(times):
+        content = [content]
+    return content
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -146,6 +153,10 @@ def rewrite(learned, path, *, tensors=None, header=None, **metadata):
         ({"header": {"input_shape": [2**20, 2**20]}}, "damaged header"),
         ({"header": {"features": [2**23, 12]}}, "expected float32"),
         ({"header": {"settings": {"rounds": "three"}}}, "damaged settings"),
+        ({"header": {"settings": {"augment": {"type": "ResizedCrop", "area": []}}}}, "damaged setting ResizedCrop"),
+        ({"header": {"settings": {"augment": nested(700)}}}, "nested too deep"),
+        ({"header": {"input_range": [0]}}, "damaged header"),
+        ({"header": {"input_range": ["a", "b"]}}, "damaged header"),
         ({"header": {"settings": {"normalize": {"type": "Normalize", "mean": ["a"], "std": [1]}}}}, "Normalize"),
         ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(7)}}, "damaged statistics"),
         ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(12, dtype=torch.int64)}}, "int64"),
@@ -358,3 +369,30 @@ def test_notes_that_are_not_plain_data_are_named_and_the_old_file_stays(make_lea
     with pytest.raises(ValueError, match="the note 'accuracy' of task 0 is not plain data"):
         learner.save(tmp_path / "model.cps")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_may_be_numbers_of_numpy(make_learner, tmp_path):
+    learner = make_learner(rounds=np.int64(1), prune_images=np.int32(20), seed=np.int64(3))
+    learner.learn(make_task())
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=learner.fabric)
+    assert (loaded.rounds, loaded.prune_images, loaded.seed) == (1, 20, 3)
+
+
+def test_texts_too_are_written_to_what_a_link_points_to(tmp_path):
+    (tmp_path / "real.json").write_text("{}")
+    (tmp_path / "link.json").symlink_to("real.json")
+    storage.write_json(tmp_path / "link.json", {"a": 1})
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "real.json").read_text()) == {"a": 1}
+
+
+def test_a_file_of_before_ranges_were_noted_loads(learned, tmp_path):
+    with safe_open(learned[1], framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        meta = dict(file.metadata())
+    header = json.loads(meta["header"])
+    assert len(header.pop("input_range")) == 2
+    text = json.dumps(header)
+    save_file(tensors, tmp_path / "old.cps", {**meta, "header": text, "digest": storage._sha(text)})
+    assert cps.load(tmp_path / "old.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)

@@ -390,3 +390,14 @@ def test_a_last_batch_of_one_image_does_not_confuse_additions():
     batches = list(torch.rand(5, 3, 4).split(2))
     assert activity_of(Places().eval(), ["layer.weight"], batches).additions == {}
     cps.NNrelief(0.9)(Places().eval(), {"layer.weight": torch.ones(4, 4, dtype=torch.bool)}, batches)
+
+
+def test_features_that_are_no_numbers_leave_all_layers_alone():
+    class Ruined(nn.Sequential):
+        def forward(self, pixels):
+            return super().forward(pixels) * torch.nan
+
+    backbone = Ruined(nn.Linear(4, 6), nn.Linear(6, 3))
+    weights = {name: value.detach() for name, value in backbone.named_parameters() if value.ndim > 1}
+    unread = unread_channels(backbone, weights, [torch.randn(5, 4)])
+    assert not any(mask.any() for mask in unread.values())

@@ -16,6 +16,7 @@ import torch
 import cps
 from conftest import conv_net, make_task
 from cps import checkpoint, storage
+from cps.baselines import Baseline
 
 
 def fingerprints(learner):
@@ -291,3 +292,32 @@ def test_going_on_with_parts_that_no_file_can_hold_is_told(make_learner, tmp_pat
     make_learner(pruner=own).learn(make_task(), checkpoint=path)
     assert "knows your own pruner only by how it prints" in caplog.text
     assert "train" not in caplog.text
+
+
+def test_finetuning_that_was_stopped_ends_as_one_that_was_not(tmp_path, fabric, monkeypatch):
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
+    tasks = [make_task(10 * index) for index in range(3)]
+
+    def stop(phase, epoch):
+        if (phase, epoch.done) == (2, 1):
+            raise KeyboardInterrupt
+
+    def baseline(watch=None):
+        torch.manual_seed(0)
+        return Baseline(conv_net(), tasks, cps.Training(2, batch_size=16), fabric=fabric, watch=watch)
+
+    with pytest.raises(KeyboardInterrupt):
+        baseline(stop).finetuning(tmp_path / "c")
+    assert baseline().finetuning(tmp_path / "c") == baseline().finetuning()
+
+
+def test_a_checkpoint_counts_the_time_of_all_calls(tmp_path):
+    def saved(saver):
+        saver.save(lambda: {}, lambda: {"state": {}, "param_groups": []}, checkpoint.Position(0, 1))
+        return storage.read_header(tmp_path / "c", "checkpoint")["seconds"]
+
+    first, second = (checkpoint.Checkpoint(tmp_path / "c", {}) for _ in range(2))
+    first._since -= 100
+    assert 100 <= saved(first) < 200
+    second.load()
+    assert 100 <= saved(second) < 200

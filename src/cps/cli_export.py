@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cps.loaders import Loader, loader_of
 from cps.terminal import console, shown
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def export(
     task: Annotated[int | None, typer.Option(min=1, help="Which task, from 1.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All tasks, and the selection, as one graph.")] = False,
     selector: Annotated[str | None, typer.Option(help="The selector of that graph. Else the model's first.")] = None,
+    loader: Loader = None,
 ) -> None:
     """Write one task, or all, as a file that needs no cps: ONNX, or a plain state dict."""
     if (task is None) != everything:
@@ -28,9 +30,8 @@ def export(
     from cps.devices import make_fabric
     from cps.exporting import export_all, export_task
     from cps.intake import check_task_number
-    from cps.loading import load
 
-    learner = load(model, fabric=make_fabric(accelerator="cpu"))
+    learner = loader_of(loader)(model, fabric=make_fabric(accelerator="cpu"))
     if task is None:
         done = export_all(learner, to, selector=_selector(learner, selector))
         what = f"all {len(learner.network.subnetworks)} tasks"

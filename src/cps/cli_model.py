@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from cps.loaders import Loader, loader_of
 from cps.terminal import (
     console,
     duration,
@@ -124,14 +125,14 @@ def inspect(model: Model, as_json: Json = False) -> None:
     )
 
 
-def verify(model: Model, as_json: Json = False) -> None:
+def verify(model: Model, as_json: Json = False, loader: Loader = None) -> None:
     """Check that a model is whole: every digest, every fingerprint, and its answers where they can be compared."""
     from cps.inspection import Check
     from cps.inspection import verify as check
     from cps.storage import FileError
 
     try:
-        checks = check(model)
+        checks = check(model, None if loader is None else loader_of(loader))
     except FileError as error:
         if as_json:
             print(json_text([Check("file", 1, str(error))._asdict()], indent=1))
@@ -151,19 +152,19 @@ def forget(
     task: Annotated[int, typer.Option(min=1, help="The task to drop, from 1 as `cps inspect` counts.")],
     weights: Annotated[Path | None, typer.Option(help="ImageNet weights, for the weights that become free.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    loader: Loader = None,
 ) -> None:
     """Drop a task: what only it used is drawn anew, and all other tasks answer as before, to the bit."""
     from cps.backbones import large_resnet18
     from cps.growing import checkpoint_of
     from cps.intake import check_task_number
-    from cps.loading import load
     from cps.lock import locked
     from cps.sources import imagenet_weights
     from cps.storage import check_file, clear_away, remove
 
     check_file(model)
     with locked(model):
-        learner = load(model)
+        learner = loader_of(loader)(model)
         tasks = len(learner.network.subnetworks)
         check_task_number(task, learner.network)
         classes = listed(learner.network.subnetworks[task - 1].classes)

@@ -12,14 +12,14 @@ import typer
 from rich.table import Table
 
 from cps.arrivals import State, states_in
+from cps.loaders import Loader, loader_of
 from cps.terminal import console, errors, json_text, printable, progress_bar, shown, warn
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from cps.following import Followed
     from cps.inbox import Answer
     from cps.learner import Learner
+    from cps.loading import Load
 
 SOME_UNREADABLE = 3  # exit code
 COLUMNS: tuple[str, ...] = ("path", "class", "task", "share", "confidence", "unknown", "error")
@@ -42,6 +42,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Write one JSON object on each line.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV with a header.")] = False,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
+    loader: Loader = None,
 ) -> None:
     """Name the class of images, with the task it was found in, and how sure both are; or call them unknown.
 
@@ -57,11 +58,8 @@ def predict(
         raise typer.BadParameter("groups are for images that are named, and to find their task, so not with --task")
     seen = states_in(watch) if watch is not None else {}  # before anything that takes long
     from cps import inbox
-    from cps.devices import make_fabric
-    from cps.following import Followed
 
-    fabric = make_fabric(accelerator=accelerator)
-    followed = Followed(model, lambda: _opened(model, fabric))
+    followed = _followed(model, accelerator, loader_of(loader))
     _check(followed.made, model, task)
     asked = {"task": None if task is None else task - 1, "reject": reject}
     files = inbox.find_images(images) if images else []
@@ -102,13 +100,19 @@ def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[An
         errors.print("stopped")
 
 
-def _opened(model: Path, fabric: "Fabric") -> "Learner":
+def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]":
+    from cps.devices import make_fabric
     from cps.familiarity import ROUGH
-    from cps.loading import load
+    from cps.following import Followed
 
-    learner = load(model, fabric=fabric)
-    learner.network.told.add(ROUGH)  # which `cps learn` has said
-    return learner
+    fabric = make_fabric(accelerator=accelerator)
+
+    def opened() -> "Learner":
+        learner = load(model, fabric=fabric)
+        learner.network.told.add(ROUGH)  # which `cps learn` has said
+        return learner
+
+    return Followed(model, opened)
 
 
 def _check(learner: "Learner", model: Path, task: int | None) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from cps.loaders import Loader, loader_of
 from cps.terminal import console, shown, warn
 
 
@@ -25,6 +26,7 @@ def serve(
         float, typer.Option(min=0, max=0.99, help="Share of known images that may be called unknown; 0: never unknown.")
     ] = 0.01,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "cpu",
+    loader: Loader = None,
 ) -> None:
     """Answer over HTTP: a page to drop images on, and JSON for programs."""
     try:
@@ -39,7 +41,8 @@ def serve(
         logging.getLogger(name).setLevel(logging.CRITICAL)
     limits = Limits(max_images, max_megabytes, max_megapixels, at_once, seconds)
     names = _names(host)
-    app = make_app(Host(model, limits, reject=reject, accelerator=accelerator), hosts=names)
+    host_of_model = Host(model, limits, reject=reject, accelerator=accelerator, load=loader_of(loader))
+    app = make_app(host_of_model, hosts=names)
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host
     if names is None:

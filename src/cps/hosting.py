@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,13 +20,10 @@ from cps.following import Followed
 from cps.gate import Limits
 from cps.images import side_of
 from cps.learner import Learner
-from cps.loading import load
+from cps.loading import Load, load
 from cps.prediction import classify
 from cps.replies import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
 from cps.selection import best_task, consecutive_groups, task_scores, task_shares
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
 
 LARGEST = 1024  # pixels of a side that a model may ask for
 
@@ -45,11 +41,13 @@ class Hosted:
 class Host:
     """Holds the model of a file."""
 
-    def __init__(self, path: str | Path, limits: Limits, *, reject: float = 0.01, accelerator: str = "cpu"):
-        """`reject` is the share of known images that may be called unknown."""
+    def __init__(
+        self, path: str | Path, limits: Limits, *, reject: float = 0.01, accelerator: str = "cpu", load: Load = load
+    ):
+        """`reject` is the share of known images that may be called unknown; `load` opens the file."""
         self.path, self.limits, self.reject = Path(path), limits, reject
         fabric = make_fabric(accelerator=accelerator)
-        self._followed = Followed(self.path, lambda: _hosted(self.path, limits, fabric))
+        self._followed = Followed(self.path, lambda: _hosted(load(self.path, fabric=fabric), self.path, limits))
 
     @property
     def model(self) -> Hosted:
@@ -77,9 +75,8 @@ class Host:
             return _replies(model.learner, images, names, group_size=size, task=task, reject=self.reject)
 
 
-def _hosted(path: Path, limits: Limits, fabric: "Fabric") -> Hosted:
-    """Load a model and let it look at a blank image, so that the first request finds everything ready."""
-    learner = load(path, fabric=fabric)
+def _hosted(learner: Learner, path: Path, limits: Limits) -> Hosted:
+    """Let a model look at a blank image, so that the first request finds everything ready."""
     learner.network.told.add(ROUGH)  # which `cps learn` has said
     shape = learner.network.input_shape
     if not learner.network.subnetworks or shape is None:

@@ -1,7 +1,7 @@
 """Loading: a learner from its model file."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from cps.selection import Selector, select
 from cps.storage import FileError
 from cps.views import check_views, class_logits
 
+Load = Callable[..., Learner]  # a path, and settings such as `fabric`, -> the learner
+
 
 def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -> Learner:
     """Return the learner in a model file, ready to predict and to learn more.
@@ -32,7 +34,10 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
     header, tensors = read_model(path)
     builtin = header["settings"].get("backbone")
     if backbone is None and not isinstance(builtin, Builtin):
-        raise ValueError(f"'{path}' was learned with a backbone of your own; pass one of that kind to load it")
+        raise ValueError(
+            f"'{path}' was learned with a backbone of your own; pass one of that kind to cps.load, or give the command "
+            "a --loader"
+        )
     found = {name: header["settings"].get(name) for name in SETTINGS if name not in settings}
     for name, value in found.items():
         lost = unknown_in(value)
