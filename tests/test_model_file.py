@@ -1,6 +1,7 @@
 """Invariant 6: a model file round-trips exactly; a damaged or hostile one gives a clear error and runs no code."""
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -157,6 +158,8 @@ def nested(times):
         ({"header": {"settings": {"augment": nested(700)}}}, "nested too deep"),
         ({"header": {"input_range": [0]}}, "damaged header"),
         ({"header": {"input_range": ["a", "b"]}}, "damaged header"),
+        ({"header": {"input_range": [1, 0]}}, "damaged header"),
+        ({"header": {"input_range": [0, math.inf]}}, "damaged header"),
         ({"header": {"settings": {"normalize": {"type": "Normalize", "mean": ["a"], "std": [1]}}}}, "Normalize"),
         ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(7)}}, "damaged statistics"),
         ({"tensors": {"task/0/statistics/ImportanceSignature/mean": torch.zeros(12, dtype=torch.int64)}}, "int64"),

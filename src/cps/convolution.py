@@ -121,9 +121,9 @@ def _(gradient: Tensor, seen: Tensor, weight: Tensor, stride: int, padding: int,
     outputs, channels, kernel, _ = weight.shape
     number = 1
     if _is_awkward(weight, stride, seen, gradient):
-        from cps.kernels import Parts
+        from cps.kernels import Cut
 
-        number = Parts.of(seen, gradient, kernel).number
+        number = Cut.of(seen, gradient, kernel).number
     parts = weight.new_empty(number, outputs, kernel, kernel, channels, dtype=torch.float32).permute(0, 1, 4, 2, 3)
     return torch.empty_like(seen) if needs_input else gradient.new_empty(0), parts
 

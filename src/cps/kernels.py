@@ -66,7 +66,7 @@ def _weight_gradient(
     tl.store(parts + place, total, mask=(output < OUTPUTS)[None, :] & (seen < SEEN)[:, None])
 
 
-class Parts(NamedTuple):
+class Cut(NamedTuple):
     """How the work on a weight's gradient is cut: the pixels into so many parts, each of some steps of a block."""
 
     number: int
@@ -76,8 +76,8 @@ class Parts(NamedTuple):
     outputs: int
 
     @staticmethod
-    def of(images: Tensor, gradient: Tensor, kernel: int) -> "Parts":
-        """Return parts that are enough to fill a GPU."""
+    def of(images: Tensor, gradient: Tensor, kernel: int) -> "Cut":
+        """Return a cut into parts that are enough to fill a GPU."""
         number, outputs, rows, columns = gradient.shape
         pixels, seen = number * rows * columns, kernel * images.shape[1]
         block_taps = 32 if seen <= 32 else 128 if 64 < seen <= 128 else 64
@@ -85,7 +85,7 @@ class Parts(NamedTuple):
         blocks = kernel * triton.cdiv(seen, block_taps) * triton.cdiv(outputs, block_outputs)
         wanted = max(1, (600 if TYPICAL * rows * columns >= 32768 else 300) // blocks)
         steps = triton.cdiv(pixels, BLOCK_PIXELS * wanted)
-        return Parts(triton.cdiv(pixels, BLOCK_PIXELS * steps), steps, pixels, block_taps, block_outputs)
+        return Cut(triton.cdiv(pixels, BLOCK_PIXELS * steps), steps, pixels, block_taps, block_outputs)
 
 
 def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
@@ -95,7 +95,7 @@ def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride:
     """
     _, channels, height, width = images.shape
     _, outputs, rows, columns = gradient.shape
-    cut = Parts.of(images, gradient, kernel)
+    cut = Cut.of(images, gradient, kernel)
     parts = torch.empty(cut.number, outputs, kernel, kernel, channels, device=images.device)
     blocks = kernel * triton.cdiv(kernel * channels, cut.taps), triton.cdiv(outputs, cut.outputs)
     launch(

@@ -198,7 +198,7 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
         and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors"))
         and _all_are((int, float), header.get("input_range", []))
-        and len(header.get("input_range", [])) in (0, 2)
+        and _is_range(header.get("input_range", []))
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and isinstance(header.get("turns"), dict)
@@ -211,6 +211,11 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
     names = [name for group in header["classes"] for name in group]
     if len(set(names)) != len(names) or not all(header["classes"]):
         raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has none")
+
+
+def _is_range(values: list[float]) -> bool:
+    """Say whether two finite numbers are in order; early files have none."""
+    return not values or (len(values) == 2 and -math.inf < values[0] <= values[1] < math.inf)
 
 
 def _all_are(kinds: Any, *lists: Any) -> bool:

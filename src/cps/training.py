@@ -7,9 +7,9 @@ so a run that resumes at an epoch's end goes on as if it had never stopped.
 import gc
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from cps.devices import agree_on_buffers, precision_of, same_bits
 from cps.draft import Classifier
 from cps.engine import Engine
 from cps.feed import Plan
-from cps.guard import Guard, bind
-from cps.partition import trainable
+from cps.guard import Guard
 from cps.presentation import Presentation
 from cps.seeds import generator, seeded
 from cps.settings import Training
+from cps.steps import PlainSteps, Stepper
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 Seed = tuple[int, ...]
 ORDER, DRAWS, NOISE = range(3)  # what a seed is for
 LONG = 1500  # steps from which compiling them pays
+ENGINE_PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether that is bf16
 MANY = 20  # batches in an epoch that make up for a small one left out
 
 
@@ -48,30 +49,6 @@ class Epoch:
     done: int
     loss: float
     optimizer_state: Callable[[], dict[str, Any]]
-
-
-class Stepper(Protocol):
-    """Something that takes training steps on a classifier."""
-
-    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
-        ...
-
-    def run(self, examples: Examples, plan: Plan) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses."""
-        ...
-
-    def settle(self) -> None:
-        """Bring the classifier up to date with what was learned."""
-        ...
-
-    def forget(self) -> None:
-        """Keep no image."""
-        ...
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Settle, and return the optimizer's state."""
-        ...
 
 
 class Trainer:
@@ -109,7 +86,7 @@ class Trainer:
         examples = examples.to(self.fabric.device)
         is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
         engine = self._engine_for(model, examples, training, show, guard, is_long)
-        steps: Stepper = engine or _PlainSteps(model, training, self.fabric, show)
+        steps: Stepper = engine or PlainSteps(model, training, self.fabric, show)
         try:
             steps.begin(model, guard, optimizer_state)
             plans = self._plans(len(examples), training, seed, start, show.draws, reach)
@@ -189,59 +166,6 @@ class Trainer:
         if what not in self._told:
             log.warning(what)
             self._told.add(what)
-
-
-ENGINE_PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether that is bf16
-
-
-class _PlainSteps:
-    """Steps as PyTorch takes them, on any device and in any number of processes."""
-
-    def __init__(
-        self,
-        model: Classifier,
-        training: Training,
-        fabric: "Fabric",
-        show: Presentation,
-    ):
-        self.fabric, self.show, self.loss = fabric, show, training.loss
-        self.optimizer = training.optimizer(trainable(model).values())
-        self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.total = torch.zeros((), device=fabric.device)
-
-    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        if optimizer_state is not None:
-            self.optimizer.load_state_dict(optimizer_state)
-        self.protect = bind(guard, dict(model.backbone.named_parameters()))
-        self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
-
-    def run(self, examples: Examples, plan: Plan) -> Tensor:
-        steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.shares, strict=True)
-        self.total.zero_()
-        for (images, labels), batch, factor, share in steps:
-            for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
-                group["lr"] = rate * factor
-            moved = [value.to(self.fabric.device) for value in (images, labels, plan.uniform[batch])]
-            self._step(moved, share, plan.pace * factor)
-        return self.total
-
-    def _step(self, shown: Sequence[Tensor], share: float, pace: float) -> None:
-        pixels, labels = self.show(*shown)
-        loss = self.wrapped(pixels, labels, self.loss) * share
-        self.fabric.backward(loss)
-        self.stepper.step()
-        self.protect(pace)
-        self.stepper.zero_grad()
-        self.total += loss.detach()
-
-    def settle(self) -> None:
-        """Nothing is left to do: the classifier itself has moved."""
-
-    def forget(self) -> None:
-        """Nothing is kept."""
-
-    def optimizer_state(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
 
 
 def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
