@@ -28,4 +28,4 @@ def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor
     gain = per_connection(gradient * sealed) * usable
     size = (gain.square().sum() / usable.sum().clamp(min=1)).sqrt()
     step = pace * gain / size.clamp(min=1e-30)
-    scores.sub_(torch.where(size.isfinite(), step, 0.0))
+    scores.sub_(step.masked_fill(~size.isfinite(), 0.0))
