@@ -1,5 +1,7 @@
 """Bad input gives a clear error, and nothing is lost."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -404,7 +406,7 @@ def test_statistics_that_are_no_numbers_are_not_kept(make_learner):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: cps.Training(1, 0.01), r"optimizer is an object such as cps.SGD\(0.1\), or a function, got 0.01"),
+        (lambda: cps.Training(1, 0.01), r"object such as cps.SGD\(0.1\), or a function of \(parameters\), got 0.01"),
         (lambda: cps.Training(1, cps.Adam), "optimizer is an object such as"),
         (lambda: cps.Training(1, cps.Adam(), "cosine"), r"schedule is an object such as cps.Cosine\(\)"),
         (lambda: cps.setting(type("Mine", (), {})), "a setting is a dataclass"),
@@ -456,11 +458,54 @@ def test_values_far_from_those_learned_are_told_once(make_learner, caplog):
     learner.predict(pixels)
     learner.predict(pixels / 255)
     assert caplog.records == []
-    for _ in range(2):
-        learner.predict(pixels.float())
+    for part in (pixels[:5], pixels[5:]):
+        learner.predict(part.float())
     assert [record.message for record in caplog.records] == [
-        "some images have values from 0 to 255, those learned first from 0 to 1: answers may be wrong; scale them alike"
+        "some images have values far from those learned first, which are 0 to 1: answers may be wrong; scale them alike"
     ]
+
+
+def normalised(images):
+    return (images - 0.45) / 0.225
+
+
+@pytest.mark.parametrize(
+    ("learned_as", "asked_as", "is_told"),
+    [
+        (lambda x: x, normalised, True),
+        (lambda x: x, lambda x: x * 255, True),
+        (lambda x: x, lambda x: (x * 255).to(torch.uint8), False),
+        (normalised, normalised, False),
+        (normalised, lambda x: x * 255, True),
+        (torch.zeros_like, lambda x: x, False),
+        (lambda x: (x * 9).long().flatten(1), lambda x: (x * 30000).long().flatten(1), False),
+    ],
+)
+def test_what_is_far_from_what_was_learned(make_learner, caplog, learned_as, asked_as, is_told):
+    images = torch.rand(24, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+    flat = learned_as(images).ndim == 2
+    learner = make_learner(nn.Sequential(nn.Linear(72, 16), nn.ReLU()) if flat else None)
+    learner.learn(cps.Task([0, 1], train=(learned_as(images), [0, 1] * 12)))
+    learner.predict(asked_as(images))
+    assert bool(caplog.records) == is_told
+
+
+def test_positions_are_labels_unless_another_class_is_called_so(make_learner):
+    for names in (["0", "1"], ["cat", "101"], ["cat", "dog"]):
+        make_learner().learn(cps.Task(names, train=(IMAGES, [0, 1] * (len(IMAGES) // 2))))
+    with pytest.raises(ValueError, match="classes are called by numbers here, so a label is a name"):
+        make_learner().learn(cps.Task(["1", "0"], train=(IMAGES, [0, 1] * (len(IMAGES) // 2))))
+
+
+def test_optimizers_take_numbers_of_numpy_and_can_be_inherited_from():
+    assert cps.SGD(np.float32(0.5), np.int64(0)) == cps.SGD(0.5, 0)
+    assert isinstance(cps.SGD(np.float32(0.5)).lr, float)
+
+    @dataclass(frozen=True)
+    class Nesterov(cps.SGD):
+        nesterov: bool = True
+
+    assert Nesterov(0.1).nesterov
 
 
 @pytest.mark.parametrize("kind", [torch.uint8, torch.int64])
@@ -502,7 +547,7 @@ def test_a_learner_says_what_it_knows(make_learner):
         (lambda: cps.Adam("x"), ValueError, "lr of Adam is a number, 0 or more, got 'x'"),
         (lambda: cps.SGD(0.1, -1), ValueError, "momentum of SGD is a number, 0 or more, got -1"),
         (lambda: cps.check_pruner(lambda *_: None), AssertionError, "must return masks by name, got NoneType"),
-        (lambda: cps.Learner(conv_net()).learn(cps.Task(["1", "0"], (IMAGES, LABELS))), ValueError, "is not one of"),
+        (lambda: cps.Training(1, schedule=lambda epoch: 1.0), TypeError, r"a function of \(epoch, epochs\)"),
     ],
 )
 def test_first_mistakes_are_explained(make, error, message):

@@ -121,10 +121,10 @@ def test_labels_that_are_positions_count_in_the_order_of_the_task_that_is_evalua
 
 def test_tasks_that_are_not_those_that_were_learned_are_refused(learned):
     learner, tasks = learned
-    with pytest.raises(ValueError, match="0 and so on stand in the place of 20 and so on|20 and so on stand"):
+    with pytest.raises(ValueError, match=r"task 0 was learned with the classes \(0, 1\), .* has \(20, 21\)"):
         cps.evaluate(learner, list(reversed(tasks)))
     learner.forget(0)
-    with pytest.raises(ValueError, match="0 and so on stand in the place of 10 and so on"):
+    with pytest.raises(ValueError, match=r"task 0 was learned with the classes \(10, 11\), .* has \(0, 1\)"):
         cps.evaluate(learner, tasks)
     with pytest.raises(ValueError, match="at least one selector"):
         cps.evaluate(learner, tasks[1:], selectors=[])

@@ -502,16 +502,16 @@ def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predic
 def test_watching_follows_the_model(parts, model, tmp_path):
     followed = cli_predict._followed(model, "cpu", cps.load)
     missing = cli_predict._followed(model, "cpu", cps.load)
-    first = cli_predict._current(followed, model, None)
-    assert cli_predict._current(followed, model, 1) is first
+    first = cli_predict._current(followed, None)
+    assert cli_predict._current(followed, 1) is first
     learner = cps.load(model)
     learner.forget(1)
     learner.save(model)
-    assert len(cli_predict._current(followed, model, 1).classes) == 1
+    assert len(cli_predict._current(followed, 1).classes) == 1
     with pytest.raises(ValueError, match="there is no task 2"):  # it was forgotten for good
-        cli_predict._current(missing, model, 2)
+        cli_predict._current(missing, 2)
     model.write_bytes(b"damaged")
-    assert len(cli_predict._current(followed, model, 1).classes) == 1
+    assert len(cli_predict._current(followed, 1).classes) == 1
     assert "damaged" in followed.problem
 
 
@@ -561,7 +561,7 @@ def test_a_task_that_has_become_another_is_not_asked(model, tmp_path):
     learner.forget(0)
     learner.save(model)
     with pytest.raises(ValueError, match="task 1 of the model is another now"):
-        cli_predict._current(followed, model, 1)
+        cli_predict._current(followed, 1)
 
 
 def test_links_are_images_of_their_own_and_one_to_itself_is_an_error_of_its_own(parts, tmp_path):
@@ -652,9 +652,17 @@ def test_a_model_of_a_network_of_ones_own_is_opened_by_a_loader(parts, tmp_path,
         "def net():\n"
         "    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
         "def load(path, **settings):\n"
+        "    from helper import known\n"
         "    return cps.load(path, net(), **settings)\n"
+        "def nothing(path, **settings):\n"
+        "    return None\n"
+        "def narrow():\n"
+        "    return None\n"
+        "value = 3\n"
     )
+    (tmp_path / "helper.py").write_text("known = True\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     mine = loader_of("mynet:load")
     net = sys.modules["mynet"].net
     quick = cps.Training(1)
@@ -665,13 +673,21 @@ def test_a_model_of_a_network_of_ones_own_is_opened_by_a_loader(parts, tmp_path,
     image = parts[0] / "inbox" / "bolt" / "0.png"
     rows = predicted(image, "--model", "own.cps", "--loader", "mynet:load")
     assert rows[0]["class"] in ("bolt", "nut")
-    assert "a --loader" in run("predict", image, "--model", "own.cps", *CPU, code=1).output.replace("\n", " ")
+    told = run("predict", image, "--model", "own.cps", *CPU, code=1).output.replace("\n", " ")
+    assert "a backbone of your own; pass one of that kind to load it, by a function that --loader names" in told
+    for odd, message in (
+        ("value", "which is 3"),
+        ("nothing", "must return"),
+        ("narrow", "must take a path and settings"),
+    ):
+        assert message in run("verify", "own.cps", "--loader", f"mynet:{odd}", code=1).output.replace("\n", " ")
     checks = json.loads(run("verify", "own.cps", "--loader", "mynet:load", "--json").stdout)
     assert checks[-1]["what"].startswith("answers")
     run("export", "own.cps", "--task", 1, "--to", "task.safetensors", "--loader", "mynet:load")
     run("forget", "own.cps", "--task", 1, "--yes", "--loader", "mynet:load")
     assert mine("own.cps").classes == []
-    for name in ("mynet", "mynet:lost", "nowhere:load", ":"):
+    (tmp_path / "broken.py").write_text("def")
+    for name in ("mynet", "mynet:lost", "nowhere:load", ":", "broken:load"):
         with pytest.raises(ValueError, match="--loader names a function as module:function"):
             loader_of(name)
 

@@ -255,8 +255,9 @@ def test_a_file_system_without_locks_is_not_called_another_program(tmp_path, mon
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(lock, "_lock", none)
-    with pytest.raises(OSError, match="No locks available"), locked(tmp_path / "model.cps"):
+    with pytest.raises(RuntimeError, match=r"knows no locks \(No locks available\)"), locked(tmp_path / "model.cps"):
         pass
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("level", "claimed"), [(-1e9, "10"), (1e9, None)])

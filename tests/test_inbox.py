@@ -1,6 +1,7 @@
 """The inbox: files, folders and patterns; groups; images that arrive, half written ones too."""
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -215,3 +216,19 @@ def test_a_watched_folder_that_goes_away_is_told(learner, tmp_path, caplog):
 
     assert list(inbox.watch(lambda: learner, folder, interval=0.01, until=enough)) == []
     assert [record.message for record in caplog.records] == [f"the folder '{folder}' is gone; it may come back"]
+
+
+def test_a_folder_that_vanishes_while_others_are_listed_hides_nothing(tmp_path, monkeypatch):
+    for name in ("a", "b", "c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "image.png").write_bytes(b"x")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("b") and (tmp_path / "b").exists():
+            shutil.rmtree(tmp_path / "b")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = {path.parent.name for path in states_in(tmp_path) if path.name == "image.png"}
+    assert found == {"a", "c"}

@@ -321,3 +321,24 @@ def test_a_checkpoint_counts_the_time_of_all_calls(tmp_path):
     assert 100 <= saved(first) < 200
     second.load()
     assert 100 <= saved(second) < 200
+
+
+def test_a_checkpoint_that_names_its_backbone_goes_on(make_learner, tmp_path, monkeypatch):
+    """As those of early versions did, or did not where it was one of ours."""
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
+
+    def stop(at):
+        if at.done == 2:
+            raise KeyboardInterrupt
+
+    learner = make_learner(watch=stop)
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(make_task(0), checkpoint=tmp_path / "c")
+    header, tensors = storage.read(tmp_path / "c", "checkpoint")
+    assert "backbone" not in header["identity"]["settings"]
+    header["identity"]["settings"]["backbone"] = {"type": None, "was": "something"}
+    storage.write(tmp_path / "c", "checkpoint", header, tensors)
+    again, epochs = make_learner(), []
+    again.watch = epochs.append
+    again.learn(make_task(0), checkpoint=tmp_path / "c")
+    assert len(epochs) == 2

@@ -1,5 +1,6 @@
 """Arrivals: what lies in a folder, and which files of it are new or have changed since another look."""
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,15 +14,16 @@ class State(NamedTuple):
 
 def inside(folder: Path) -> list[Path]:
     """Return all that is in a folder and the folders in it, but for what is hidden."""
-    return sorted(p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
+    found: list[Path] = []
+    for root, folders, files in os.walk(folder):  # which passes over folders that are gone meanwhile
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(root, name) for name in (*folders, *files) if not name.startswith(".")]
+    return sorted(found)
 
 
 def states_in(folder: Path) -> dict[Path, State | None]:
-    """Return the state of all that is in a folder; nothing if it changes too fast to be listed, until the next look."""
-    try:
-        return {path: state_of(path) for path in inside(folder)}
-    except FileNotFoundError:
-        return {}
+    """Return the state of all that is in a folder."""
+    return {path: state_of(path) for path in inside(folder)}
 
 
 def state_of(path: Path) -> State | None:

@@ -88,6 +88,7 @@ class Checkpoint:
             log.warning("%s; training starts from its beginning", error)
             return None
         found, wanted = header["identity"], dict(self.identity)
+        found.get("settings", {}).pop("backbone", None)  # which early ones name; its tensors tell more
         if found.get("task", 0) < wanted.get("task", 0):
             return None
         if found != wanted:
@@ -118,7 +119,7 @@ def identify(
         "classes": list(task.classes),
         "images": len(examples),
         "pixels and labels": examples.digest(),
-        "settings": {name: encode(value) for name, value in settings.items()},
+        "settings": {name: encode(value) for name, value in settings.items() if name != "backbone"},
         "backbone": storage.digest(network.initial),
         "earlier tasks": storage.digest(network.weights),
         "processes": fabric.world_size,

@@ -23,7 +23,7 @@ def first_scores(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor, pace: float | Tensor) -> None:
     """Move the scores of usable connections down their gradient, in place, by `pace` in root mean square.
 
-    A gradient that overflows moves none, as it moves no weight in mixed precision.
+    A gradient that overflows moves none: in mixed precision such a step is skipped.
     """
     gain = per_connection(gradient * sealed) * usable
     size = (gain.square().sum() / usable.sum().clamp(min=1)).sqrt()

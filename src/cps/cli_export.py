@@ -1,12 +1,14 @@
 """The command of whoever takes a model elsewhere: `cps export` writes ONNX and state dicts."""
 
+import io
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cps.loaders import Loader, loader_of
-from cps.terminal import console, shown
+from cps.terminal import console, errors, shown
 
 if TYPE_CHECKING:
     from cps.exporting import Export
@@ -31,14 +33,18 @@ def export(
     from cps.exporting import export_all, export_task
     from cps.intake import check_task_number
 
+    said = io.StringIO()  # torch prints graphs at length where one cannot be made
     learner = loader_of(loader)(model, fabric=make_fabric(accelerator="cpu"))
     if task is None:
-        done = export_all(learner, to, selector=_selector(learner, selector))
+        with redirect_stderr(said):
+            done = export_all(learner, to, selector=_selector(learner, selector))
         what = f"all {len(learner.network.subnetworks)} tasks"
     else:
         check_task_number(task, learner.network)
-        done = export_task(learner, task - 1, to)
+        with redirect_stderr(said):
+            done = export_task(learner, task - 1, to)
         what = f"task {task} ({', '.join(map(str, learner.network.subnetworks[task - 1].classes))})"
+    errors.print(shown(said.getvalue()), end="", soft_wrap=True, highlight=False)
     _show(done, what)
 
 

@@ -60,11 +60,11 @@ def predict(
     from cps import inbox
 
     followed = _followed(model, accelerator, loader_of(loader))
-    _check(followed.made, model, task)
+    _check(followed.made, task)
     asked = {"task": None if task is None else task - 1, "reject": reject}
     files = inbox.find_images(images) if images else []
     seen |= _named(files, watch)
-    current = partial(_current, followed, model, task)
+    current = partial(_current, followed, task)
     coming = inbox.watch(current, watch, seen=seen, **asked) if watch is not None else iter(())
     _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
@@ -110,28 +110,28 @@ def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]
     def opened() -> "Learner":
         learner = load(model, fabric=fabric)
         learner.network.told.add(ROUGH)  # which `cps learn` has said
+        if not learner.network.subnetworks:
+            raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
         return learner
 
     return Followed(model, opened)
 
 
-def _check(learner: "Learner", model: Path, task: int | None) -> None:
-    """Refuse a model that has learned nothing, or not the task that is asked for, or nothing that files hold."""
+def _check(learner: "Learner", task: int | None) -> None:
+    """Refuse a model that has not learned the task that is asked for, or nothing that files hold."""
     from cps.inbox import size_of
     from cps.intake import check_task_number
 
-    if not learner.network.subnetworks:
-        raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
     if task is not None:
         check_task_number(task, learner.network)
     size_of(learner)
 
 
-def _current(followed: "Followed[Learner]", model: Path, task: int | None) -> "Learner":
+def _current(followed: "Followed[Learner]", task: int | None) -> "Learner":
     """Return the learner of the model as it is now, and say if it is another; the task asked for must be the same."""
     before = followed.made.classes
     if followed.refresh():
-        _check(followed.made, model, task)
+        _check(followed.made, task)
         if task is not None and followed.made.classes[task - 1] != before[task - 1]:
             raise ValueError(f"task {task} of the model is another now; give the command again with its number")
         number = len(followed.made.classes)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from threading import Barrier, Lock
+from threading import Barrier
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,6 @@ from cps.partition import put_channels_last
 
 STRETCH = 32  # images in one job of a CPU
 STREAMS = 16
-_STARTING = Lock()
 ROUNDING = 2e-3  # of the largest feature; as much as convolutions on a GPU round by default
 
 
@@ -46,9 +45,7 @@ class Crowd:
     def _on_cpu(self, pixels: Tensor) -> list[Tensor]:
         stretches = pixels.split(STRETCH)
         jobs = [(network, stretch) for network in self.networks for stretch in stretches]
-        with _STARTING:  # while workers start, new threads would be told the wrong number
-            workers = _workers(torch.get_num_threads(), os.getpid())
-        done = list(workers.map(_run, jobs))
+        done = list(_workers(torch.get_num_threads(), os.getpid()).map(_run, jobs))
         return [torch.cat(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:

@@ -19,7 +19,7 @@ from cps.observation import checked_selectors
 from cps.scenario import Task
 from cps.seeds import generator
 from cps.selection import Selector, consecutive_groups, select
-from cps.subnetwork import Subnetwork, local_labels
+from cps.subnetwork import Subnetwork, local_labels, shortened
 from cps.survey import survey
 from cps.views import mean_of
 
@@ -93,6 +93,11 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
     for subnetwork, task in zip(network.subnetworks, tasks, strict=False):
         if task.test is None:
             raise ValueError(f"task {len(parts)} has no test images")
+        if set(task.classes) != set(subnetwork.classes):
+            raise ValueError(
+                f"task {len(parts)} was learned with the classes {shortened(subnetwork.classes)}, the one to evaluate "
+                f"in its place has {shortened(task.classes)}"
+            )
         examples = as_examples(task.test, _outputs_of(task, subnetwork), workers=learner.workers)
         evidence = survey(network, examples, learner.fabric)
         if flips:
@@ -116,11 +121,6 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
 
 def _outputs_of(task: Task, subnetwork: Subnetwork) -> ToLocal:
     """Return a function from labels of a task to outputs of its subnetwork, whose classes may be in another order."""
-    if set(task.classes) != set(subnetwork.classes):
-        raise ValueError(
-            f"the tasks to evaluate are not those that were learned: {task.classes[0]!r} and so on stand in the place "
-            f"of {subnetwork.classes[0]!r} and so on"
-        )
     outputs = subnetwork.local(task.classes)
     return lambda labels: outputs[local_labels(task.classes, labels)]
 

@@ -5,12 +5,11 @@ graph that names the class by itself. Class names, tasks and the form of the ima
 """
 
 import importlib.util
-import io
 import json
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from cps.cost import cost_of
 from cps.extraction import Standalone
 from cps.images import side_of
 from cps.learner import Learner
-from cps.pixels import PIXELS
+from cps.pixels import PIXELS, are_pixels
 from cps.selection import GraphSelector, Statistics, best_task
 from cps.storage import in_one_step
 
@@ -138,9 +137,10 @@ def _about(learner: Learner) -> dict[str, str]:
     if len(shape) == 3:
         image["layout"] = "channels, height, width"
     low, high = learner.network.input_range or PIXELS
-    is_of_pixels = low >= 0 and high <= 1
-    image["values"] = "floats from 0 to 1" if is_of_pixels else f"floats as learned, such as {low:g} to {high:g}"
-    if side_of(shape) and is_of_pixels:  # what the commands learn from files
+    image["values"] = (
+        "floats from 0 to 1" if are_pixels(low, high) else f"floats as learned, such as {low:g} to {high:g}"
+    )
+    if side_of(shape) and are_pixels(low, high):  # what the commands learn from files
         image["prepared"] = PREPARED
     return {"image": json.dumps(image), "made_by": f"cps {cps.__version__}"}
 
@@ -183,7 +183,7 @@ def _write_onnx(module: nn.Module, images: Tensor, outputs: list[str], about: di
         except Exception as error:  # whatever a module's forward does
             raise RuntimeError(
                 f"the backbone cannot be written as a graph, as where its forward depends on values "
-                f"({first_line(error.__cause__ or error)}); a file that ends in .safetensors holds its weights"
+                f"({first_line(error.__cause__ or error)}); export the tasks one by one to .safetensors"
             ) from error
     assert program is not None
     shape = program.model.graph.inputs[0].shape
@@ -217,13 +217,12 @@ def _difference(path: Path, module: nn.Module, images: Tensor) -> float | None:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Let loggers of other libraries say errors only, for a while, and print nothing."""
+    """Let loggers of other libraries say errors only, for a while."""
     loggers = {logging.getLogger(name): logging.getLogger(name).level for name in names}
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
         for logger, level in loggers.items():
             logger.setLevel(level)

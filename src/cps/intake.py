@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from cps.capture import first_line
-from cps.data import ClassName, Examples, as_examples
+from cps.data import ClassName, Examples, TensorExamples, as_examples
 from cps.network import SharedNetwork
-from cps.pixels import PIXELS, range_of
+from cps.pixels import are_pixels, range_of
 from cps.probe import check_references, first_pass
 from cps.scenario import Scenario, Task
 from cps.subnetwork import local_labels
@@ -19,7 +19,7 @@ from cps.views import Look, Views, check_views
 
 log = logging.getLogger(__name__)
 
-SOME = 16  # images that tell the range of all
+SOME = 16  # images of a data set, that tell the range of all
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
@@ -74,7 +74,7 @@ def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
 
 def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
-    images, _ = next(examples.batches([torch.arange(min(SOME, len(examples)))]))
+    images = _some_of(examples)
     shape = tuple(images.shape[1:])
     _check_shape(shape, network)
     _check_range(images, network)
@@ -86,8 +86,17 @@ def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int
         if passed.uncalled:
             _keep_apart(passed.uncalled, network)
     network.input_shape = network.input_shape or shape
-    network.input_range = network.input_range or range_of(images)
+    if not network.subnetworks:
+        network.input_range = network.input_range or range_of(images)
     return passed.features
+
+
+def _some_of(examples: Examples) -> Tensor:
+    """Return all images where they are at hand, else some from here and there; at least two if there are two."""
+    if isinstance(examples, TensorExamples):
+        return examples.images
+    places = torch.linspace(0, len(examples) - 1, min(SOME, len(examples))).long()
+    return next(examples.batches([places]))[0]
 
 
 def _keep_apart(names: list[str], network: SharedNetwork) -> None:
@@ -118,14 +127,17 @@ def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
         hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
     network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
-    if network.subnetworks:
+    if network.subnetworks and shape not in network.other_shapes:
         _look_at_a_blank(shape, network)
+        network.other_shapes.add(shape)
 
 
 def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
     """Refuse images of a size that the backbone cannot process."""
     try:
         network.whole_outputs([torch.zeros(1, *shape)], 0)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the backbone cannot process images of shape {shape}; those learned first are {network.input_shape} "
@@ -135,16 +147,17 @@ def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
 
 def _check_range(images: Tensor, network: SharedNetwork) -> None:
     """Warn of images whose values are far from those learned first, as bytes are that were made floats unscaled."""
-    if network.input_range is None:
-        if images.dtype == torch.uint8 and images.ndim < 4:
-            network.tell_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
+    if images.dtype == torch.uint8 and images.ndim < 4:
+        network.tell_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
+    known = network.input_range
+    if known is None or known[0] == known[1] or not (images.is_floating_point() or images.dtype == torch.uint8):
         return
-    (low, high), (lowest, highest) = network.input_range, range_of(images)
-    slack = (high - low) * (0.5 if (low, high) == PIXELS else 10)
+    (low, high), (lowest, highest) = known, range_of(images)
+    slack = 0.5 if are_pixels(low, high) else high - low
     if lowest < low - slack or highest > high + slack:
         network.tell_once(
-            f"some images have values from {lowest:g} to {highest:g}, those learned first from {low:g} to {high:g}: "
-            "answers may be wrong; scale them alike"
+            f"some images have values far from those learned first, which are {low:g} to {high:g}: answers may be "
+            "wrong; scale them alike"
         )
 
 

@@ -21,6 +21,11 @@ from cps.selection import Selector, select
 from cps.storage import FileError
 from cps.views import check_views, class_logits
 
+
+class BackboneMissing(ValueError):
+    """A model file does not name its backbone."""
+
+
 Load = Callable[..., Learner]  # a path, and settings such as `fabric`, -> the learner
 
 
@@ -34,10 +39,7 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
     header, tensors = read_model(path)
     builtin = header["settings"].get("backbone")
     if backbone is None and not isinstance(builtin, Builtin):
-        raise ValueError(
-            f"'{path}' was learned with a backbone of your own; pass one of that kind to cps.load, or give the command "
-            "a --loader"
-        )
+        raise BackboneMissing(f"'{path}' was learned with a backbone of your own; pass one of that kind to load it")
     found = {name: header["settings"].get(name) for name in SETTINGS if name not in settings}
     for name, value in found.items():
         lost = unknown_in(value)

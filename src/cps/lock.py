@@ -47,9 +47,12 @@ def _opened(beside: Path, path: Path) -> int:
             raise LockedError(
                 f"another program is changing '{path}' now; wait until it is done, then give the command again"
             ) from None
-        except OSError:  # some file systems know no locks
+        except OSError as error:
             os.close(descriptor)
-            raise
+            beside.unlink(missing_ok=True)
+            raise RuntimeError(
+                f"the file system of '{path}' knows no locks ({error.strerror}); keep the model on another one"
+            ) from None
         if os.name != "posix" or _is_same(descriptor, beside):
             return descriptor
         os.close(descriptor)  # its last holder removed it between our two steps

@@ -51,6 +51,7 @@ class SharedNetwork:
         self.subnetworks: list[Subnetwork] = []
         self.input_shape: tuple[int, ...] | None = None  # of the images learned first, and their values, roughly
         self.input_range: tuple[float, float] | None = None
+        self.other_shapes: set[tuple[int, ...]] = set()  # that it was seen to process, too
         self.is_changing, self.told = False, set[str]()
         self._turns = OneAtATime()
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)

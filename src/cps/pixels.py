@@ -52,7 +52,15 @@ def as_floats(images: Tensor) -> Tensor:
 
 def range_of(images: Tensor) -> tuple[float, float]:
     """Return the smallest and the largest value of images, as bytes those that they may have."""
-    return PIXELS if images.dtype == torch.uint8 else (float(images.min()), float(images.max()))
+    if images.dtype == torch.uint8:
+        return PIXELS
+    low, high = images.aminmax()
+    return float(low), float(high)
+
+
+def are_pixels(low: float, high: float) -> bool:
+    """Say whether a range is that of pixels."""
+    return low >= PIXELS[0] and high <= PIXELS[1]
 
 
 @dataclass(frozen=True)

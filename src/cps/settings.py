@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
+from numbers import Real
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ class _Checked:
     """Settings of an optimizer, which are numbers and not negative."""
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        for name in ("lr", "momentum", "weight_decay"):
+            value = getattr(self, name, 0.0)
+            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
                 raise ValueError(f"{name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
+            if not isinstance(value, int | float):
+                object.__setattr__(self, name, float(value))  # one of numpy's, which no file could hold
 
 
 @setting
@@ -139,7 +143,8 @@ def _check_function(name: str, value: Any, example: str, *arguments: str) -> Non
         with suppress(ValueError):  # what is written in C may not tell
             is_right = _takes(value, *arguments)
     if not is_right:
-        raise TypeError(f"{name} is an object such as {example}, or a function, got {value!r}")
+        takes = ", ".join(arguments)
+        raise TypeError(f"{name} is an object such as {example}, or a function of ({takes}), got {value!r}")
 
 
 def _takes(function: Callable[..., Any], *arguments: str) -> bool:

@@ -69,7 +69,7 @@ class Subnetwork:
     def check_sealed(self, weights: Mapping[str, Tensor]) -> None:
         """Refuse to go on if anything of it is not as it was sealed."""
         if self.digest_in(weights) != self.digest:
-            raise RuntimeError(f"the task of {self.classes[0]!r} and so on is not the subnetwork that was sealed")
+            raise RuntimeError(f"the task of {shortened(self.classes)} is not the subnetwork that was sealed")
 
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""
@@ -81,16 +81,21 @@ class Subnetwork:
 
 
 def local_labels(classes: Sequence[ClassName], labels: Sequence[ClassName]) -> Tensor:
-    """Return the position in `classes` of each label; positions are accepted for classes named by strings."""
+    """Return the position in `classes` of each label.
+
+    Positions are accepted for classes named by strings, unless another class is called by that number.
+    """
     place = {name: index for index, name in enumerate(classes)}
-    if not any(isinstance(name, int) or name.isdecimal() for name in classes):
-        place |= {index: index for index in range(len(classes))}
+    if not any(isinstance(name, int) for name in classes):
+        place |= {index: index for index, name in enumerate(classes) if place.get(str(index), index) == index}
     try:
         return torch.tensor([place[label] for label in labels], dtype=torch.long)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"label {error} is not one of the task's classes {_shortened(classes)}") from None
+        why = "; classes are called by numbers here, so a label is a name" if str(error) in place else ""
+        raise ValueError(f"label {error} is not one of the task's classes {shortened(classes)}{why}") from None
 
 
-def _shortened(classes: Sequence[ClassName]) -> str:
+def shortened(classes: Sequence[ClassName]) -> str:
+    """Return the names of classes as they print, of many the first."""
     names = ", ".join(repr(name) for name in classes[:6])
     return f"({names}{', ...' if len(classes) > 6 else ''})"
