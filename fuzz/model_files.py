@@ -66,8 +66,9 @@ def outcome(model: Model, content: bytes, path: Path, watch: Watch) -> str:
             said = _loaded(model, path)
         except cps.FileError:
             said = "refused"
-        except ValueError as error:  # that a setting of one's own must be passed is no damage
-            said = "asked" if type(error) is ValueError and "pass " in str(error) else f"ValueError: {error}"
+        except ValueError as error:  # that a part of one's own must be passed, or be there earlier, is no damage
+            is_asked = "pass " in str(error) or "must be among the learner's selectors" in str(error)
+            said = "asked" if is_asked else f"ValueError: {error}"
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
     return f"did {watch.seen[0]}" if watch.seen else said

@@ -154,6 +154,7 @@ def nested(times):
         ({"header": {"input_shape": [2**20, 2**20]}}, "damaged header"),
         ({"header": {"features": [2**23, 12]}}, "expected float32"),
         ({"header": {"settings": {"rounds": "three"}}}, "damaged settings"),
+        ({"header": {"settings": {"selectors": [{"type": "MaxOutput"}, {"type": "MaxOutput"}]}}}, "damaged settings"),
         ({"header": {"settings": {"augment": {"type": "ResizedCrop", "area": []}}}}, "damaged setting ResizedCrop"),
         ({"header": {"settings": {"augment": nested(700)}}}, "nested too deep"),
         ({"header": {"input_range": [0]}}, "damaged header"),
