@@ -84,7 +84,7 @@ def test_a_person_uploads_images_in_a_browser_and_sees_what_they_are(address, up
         tab.wait(ANSWERED)
         assert tab.run(TEXTS.format(".class")) == ["cat", "<b>dog</b>"]
         assert tab.run(TEXTS.format(".error:not([hidden])")) == [
-            "'notes.png' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP or TIFF"
+            "'notes.png' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
         ]
         assert tab.run(TEXTS.format(".result .file")) == ["cat.png", XSS, "notes.png"]
         assert tab.run("document.querySelectorAll('.result .chosen').length") == 2
