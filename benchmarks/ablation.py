@@ -25,7 +25,8 @@ from benchmarks.paper import compact
 from benchmarks.strangers import told_apart
 from cps.cost import describe_costs, seconds_of
 from cps.data import as_examples
-from cps.evidence import Evidence, Outputs
+from cps.evaluation import in_turn
+from cps.evidence import Evidence
 from cps.machine import describe_device, versions
 from cps.metrics import auroc
 from cps.recipes import RECIPES, SURE, Recipe
@@ -214,9 +215,7 @@ def _look_at_all(learner: cps.Learner, every: list[cps.Task]) -> tuple[Evidence,
         list(survey(learner.network, as_examples(task.test, partial(local_labels, task.classes)), learner.fabric))
         for task in every
     ]
-    said = [Outputs(*map(torch.cat, zip(*same, strict=True))) for same in zip(*looks, strict=True)]
-    sizes = torch.tensor([len(look[0].logits) for look in looks], device=learner.network.device)
-    tasks = torch.arange(len(every), device=sizes.device).repeat_interleave(sizes)
+    said, tasks = in_turn(looks)
     return Evidence(lambda asked: [said[task] for task in asked], len(said)), tasks
 
 

@@ -33,17 +33,15 @@ def export(
     from cps.exporting import export_all, export_task
     from cps.intake import check_task_number
 
-    said = io.StringIO()  # torch prints graphs at length where one cannot be made
     learner = loader_of(loader)(model, fabric=make_fabric(accelerator="cpu"))
-    if task is None:
-        with redirect_stderr(said):
+    with redirect_stderr(io.StringIO()) as said:  # torch prints graphs at length where one cannot be made
+        if task is None:
             done = export_all(learner, to, selector=_selector(learner, selector))
-        what = f"all {len(learner.network.subnetworks)} tasks"
-    else:
-        check_task_number(task, learner.network)
-        with redirect_stderr(said):
+            what = f"all {len(learner.classes)} tasks"
+        else:
+            check_task_number(task, learner.network)
             done = export_task(learner, task - 1, to)
-        what = f"task {task} ({', '.join(map(str, learner.network.subnetworks[task - 1].classes))})"
+            what = f"task {task} ({', '.join(map(str, learner.classes[task - 1]))})"
     errors.print(shown(said.getvalue()), end="", soft_wrap=True, highlight=False)
     _show(done, what)
 

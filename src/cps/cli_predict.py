@@ -86,9 +86,10 @@ def predict(
 
 def _named(files: list[Path], folder: Path | None) -> dict[Path, State | None]:
     """Return the state of files that are named and lie in the folder that is watched: they are answered once."""
+    if folder is None or not files:
+        return {}
     named = {os.path.abspath(file) for file in files}
-    states = states_in(folder) if folder is not None else {}
-    return {path: state for path, state in states.items() if os.path.abspath(path) in named}
+    return {path: state for path, state in states_in(folder).items() if os.path.abspath(path) in named}
 
 
 def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[Answer], None]") -> None:

@@ -112,11 +112,17 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
     if all(logits.shape[1] > 5 for logits in own):
         best = [logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own, labels, strict=True)]
         five = torch.cat([among.any(dim=1) for among in best])
+    return Tested(*in_turn(parts), torch.cat(right), five)
+
+
+def in_turn(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
+    """Return what each subnetwork says about the images of all tasks in turn, and the task of each image.
+
+    `parts[task][index]` is what subnetwork `index` says about those of a task.
+    """
     every = [Outputs(*map(torch.cat, zip(*same, strict=True))) for same in zip(*parts, strict=True)]
-    sizes = torch.tensor([len(truth) for truth in labels], device=network.device)
-    return Tested(
-        every, torch.arange(len(sizes), device=network.device).repeat_interleave(sizes), torch.cat(right), five
-    )
+    sizes = torch.tensor([len(part[0].logits) for part in parts], device=every[0].logits.device)
+    return every, torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
 
 
 def _outputs_of(task: Task, subnetwork: Subnetwork) -> ToLocal:

@@ -224,7 +224,8 @@ Part = tuple[Tensor, list[str]]  # images and the class of each
 def _split(shipment: Shipment, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
     """Return the images to learn from, and those held out."""
     shipment = shipment.only(set(read.paths))
-    held = {str(shipment.files[index].relative_to(shipment.folder)) for index in shipment.held_out(share)}
+    paths, held_out = shipment.paths, shipment.held_out(share)
+    held = {paths[index] for index in held_out}
     parts = []
     for wanted in (False, True):
         places = [index for index, path in enumerate(read.paths) if (path in held) == wanted]

@@ -60,17 +60,20 @@ def verify(path: str | Path, own: Load | None = None) -> list[Check]:
     """
     header, tensors = read_model(path)
     tasks = len(header["classes"])
-    content_of(path, header, tensors)
+    learner = None
+    if own is not None or isinstance(header["settings"].get("backbone"), Builtin):
+        learner = (own or load)(path)
+    else:
+        content_of(path, header, tensors)  # which loading checks too
     checks = [
         Check("header against its digest", 1, "holds"),
         Check("tensors against their digests", len(tensors), "hold"),
         Check("masks within the weights that are taken", tasks, "hold"),
         Check("subnetworks against their fingerprints", tasks, "hold"),
     ]
-    if own is None and not isinstance(header["settings"].get("backbone"), Builtin):
+    if learner is None:
         told = "not compared: the backbone is your own; give --loader"
         return [*checks, Check("answers on fixed inputs, to the bit", tasks, told)]
-    learner = (own or load)(path)
     here, same = bits_depend_on(learner.network.device), 0
     elsewhere = set()
     for task, subnetwork in enumerate(learner.network.subnetworks):

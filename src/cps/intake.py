@@ -73,7 +73,7 @@ def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
 
 
 def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
-    """Pass two images through the backbone; return how many features it gives, and note the images' shape."""
+    """Pass two images through the backbone; return how many features it gives, and note the images' shape and range."""
     images = _some_of(examples)
     shape = tuple(images.shape[1:])
     _check_shape(shape, network)
@@ -82,12 +82,11 @@ def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int
     pixels = network.pixels(images[:2])
     passed = first_pass(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
+        network.input_range = network.input_range or range_of(images)
         check_references(network.backbone, pixels)
         if passed.uncalled:
             _keep_apart(passed.uncalled, network)
     network.input_shape = network.input_shape or shape
-    if not network.subnetworks:
-        network.input_range = network.input_range or range_of(images)
     return passed.features
 
 

@@ -17,7 +17,7 @@ from cps.modelfile import fill, read_model
 from cps.network import SharedNetwork
 from cps.observation import checked_selectors, unobserved
 from cps.plain import unknown_in
-from cps.selection import MaxOutput, Selector, select
+from cps.selection import Selector, select
 from cps.storage import FileError
 from cps.views import check_views, class_logits
 
@@ -62,7 +62,8 @@ def _check_settings(found: Mapping[str, Any], path: str | Path) -> None:
     """Refuse settings of another kind than the learner's, which would fail much later, or not at all."""
     try:
         check_forms(**found)
-        checked_selectors(found.get("selectors", [MaxOutput()]))
+        if "selectors" in found:
+            checked_selectors(found["selectors"])
     except (TypeError, ValueError) as error:
         raise FileError(f"'{path}' has damaged settings: {error}") from None
 

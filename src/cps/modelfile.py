@@ -86,8 +86,8 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     content = _content(path, header, tensors, network.weights, network.initial)
     network.weights, network.initial, network.taken, network.subnetworks = content
     network.input_shape = tuple(header["input_shape"]) or None
-    low, high = header.get("input_range") or (None, None)  # which early files did not note
-    network.input_range = None if low is None or high is None else (low, high)
+    known = header.get("input_range")  # which early files did not note
+    network.input_range = (known[0], known[1]) if known else None
 
 
 def _content(

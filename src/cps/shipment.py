@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -48,6 +48,11 @@ class Shipment:
         """The class of each image: the name of its folder."""
         return [path.parent.name for path in self.files]
 
+    @property
+    def paths(self) -> list[str]:
+        """Where each image lies in the folder."""
+        return [str(file.relative_to(self.folder)) for file in self.files]
+
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many images each class has, classes sorted."""
@@ -75,9 +80,9 @@ class Shipment:
 
     def only(self, paths: Container[str]) -> "Shipment":
         """Return a shipment of some of its files alone, which are named as they lie in its folder."""
-        places = [place for place, file in enumerate(self.files) if str(file.relative_to(self.folder)) in paths]
-        files, digests = ([kept[place] for place in places] for kept in (self.files, self.digests))
-        return replace(self, files=tuple(files), digests=tuple(digests))
+        named = [path in paths for path in self.paths]
+        files, digests = (tuple(compress(kept, named)) for kept in (self.files, self.digests))
+        return replace(self, files=files, digests=digests)
 
     def warnings(self) -> list[str]:
         """Return what the user should know: files left out, classes of few images, images that lie in two classes."""
