@@ -60,7 +60,7 @@ def predict(
     from cps import inbox
 
     followed = _followed(model, accelerator, loader_of(loader))
-    _check(followed.made, task)
+    _check_task(followed.made, task)
     asked = {"task": None if task is None else task - 1, "reject": reject}
     files = inbox.find_images(images) if images else []
     seen |= _named(files, watch)
@@ -105,6 +105,7 @@ def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]
     from cps.devices import make_fabric
     from cps.familiarity import ROUGH
     from cps.following import Followed
+    from cps.inbox import size_of
 
     fabric = make_fabric(accelerator=accelerator)
 
@@ -113,26 +114,25 @@ def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]
         learner.network.told.add(ROUGH)  # which `cps learn` has said
         if not learner.network.subnetworks:
             raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
+        size_of(learner)
         return learner
 
     return Followed(model, opened)
 
 
-def _check(learner: "Learner", task: int | None) -> None:
-    """Refuse a model that has not learned the task that is asked for, or nothing that files hold."""
-    from cps.inbox import size_of
+def _check_task(learner: "Learner", task: int | None) -> None:
+    """Refuse a model that has not learned the task that is asked for."""
     from cps.intake import check_task_number
 
     if task is not None:
         check_task_number(task, learner.network)
-    size_of(learner)
 
 
 def _current(followed: "Followed[Learner]", task: int | None) -> "Learner":
     """Return the learner of the model as it is now, and say if it is another; the task asked for must be the same."""
     before = followed.made.classes
     if followed.refresh():
-        _check(followed.made, task)
+        _check_task(followed.made, task)
         if task is not None and followed.made.classes[task - 1] != before[task - 1]:
             raise ValueError(f"task {task} of the model is another now; give the command again with its number")
         number = len(followed.made.classes)
