@@ -4,7 +4,8 @@
 it is, and `no-contrast`, `no-budget`, `weak`, `one-turn`, `upright` or `one-round` take a part away. With
 `--validation`, a share of the training images is held out and measured on instead of the test images: choices are made
 with that, published figures without or with `--test`. How familiar images look is then told from those, too.
-Where some tasks are left out (`--tasks`), their images are strangers.
+Where some tasks are left out (`--tasks`), their images are strangers. Several runs may share a GPU; `--latency` then
+measures the saved models (`--models`) once more, when it is quiet.
 """
 
 import argparse
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of training")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
     parser.add_argument("--models", type=Path, default=None, help="a folder to save the model of each variant in")
+    parser.add_argument("--latency", action="store_true", help="only time the predictions of the saved models")
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
@@ -139,11 +141,14 @@ def main() -> None:
         how += ", on test images" if arguments.test else ""
         how += f", seed {arguments.seed}" if arguments.seed else ""
         key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
-        if key not in done:
-            model = arguments.models and arguments.models / f"{variant}.cps"
-            done[key] = _measure(arguments, _changed(RECIPES[arguments.recipe](), variant), model)
-            write_text(arguments.out, compact(done))
-            print(key, json.dumps(done[key]), flush=True)
+        recipe = _changed(RECIPES[arguments.recipe](), variant)
+        model = arguments.models and arguments.models / f"{variant}.cps"
+        if arguments.latency and model is not None:
+            done[key]["milliseconds"] = _milliseconds(cps.load(model, recipe.drawn(arguments.seed)))
+        elif key not in done:
+            done[key] = _measure(arguments, recipe, model)
+        write_text(arguments.out, compact(done))
+        print(key, json.dumps(done[key]), flush=True)
 
 
 def _changed(recipe: Recipe, variant: str) -> Recipe:

@@ -4,10 +4,12 @@ They are scikit-learn's digits, or with `--cifar100 DIR` classes of CIFAR-100, o
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,9 +73,12 @@ def ask_server(model: str, image: Path) -> None:
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="one epoch only")
 parser.add_argument("--cifar100", help="the folder that holds cifar-100-python")
+parser.add_argument("--into", type=Path, help="an empty folder for the images and the model; a temporary one if left out")
 asked = parser.parse_args()
 shipments = CIFAR_SHIPMENTS if asked.cifar100 else DIGIT_SHIPMENTS
-write_images(cifar100(asked.cifar100) if asked.cifar100 else digits(), shipments)
+pictures = cifar100(str(Path(asked.cifar100).resolve())) if asked.cifar100 else digits()
+os.chdir(asked.into or tempfile.mkdtemp(prefix="cps-"))
+write_images(pictures, shipments)
 for month in shipments:
     cps("learn", month, "--model", "parts.cps", *(["--epochs", "1"] if asked.quick else []))
     shutil.rmtree(month)  # the images are not needed any more
@@ -85,3 +90,4 @@ cps("predict", "inbox", "--model", "parts.cps", "--group-by-folder", "--csv")
 ask_server("parts.cps", last)
 cps("forget", "parts.cps", "--task", "1", "--yes")
 cps("inspect", "parts.cps")
+print(f"\nThe model is {Path('parts.cps').resolve()}.")
