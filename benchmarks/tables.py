@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import growth
+from benchmarks.left_out import ablation_table
 from benchmarks.one_image import (
     choice_table,
     cost_table,
@@ -164,6 +165,7 @@ TABLES = {
         "parts": parts_table,
         "single-cost": cost_table,
         "choice": choice_table,
+        "ablation": ablation_table,
     },
     "docs/method.md": {"crowding": crowding_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},

@@ -194,7 +194,7 @@ class Late(nn.Module):
 
     def forward(self, images):
         if not hasattr(self, "ramp"):
-            self.register_buffer("ramp", torch.linspace(0, 1, 4))
+            self.register_buffer("ramp", torch.linspace(0, 1, 4, device=images.device))
         return self.layer(images.flatten(1)) + self.ramp
 
 
@@ -638,7 +638,7 @@ def test_training_in_bf16_learns_whatever_autocast_is_around_it():
         assert learned(around) == plain
 
 
-def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner):
+def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner, caplog):
     plain, other = make_learner(), make_learner()
     plain.learn(make_task(0))
     before = plain.fingerprint(0)
@@ -656,9 +656,12 @@ def test_precision_and_types_of_the_caller_do_not_reach_the_network(make_learner
         found = wide.predict(images, reject=0.1)
         assert found.share.dtype == found.confidence.dtype == torch.float32
         assert wide.stream().predict(images).tasks.shape == (len(images),)
-        torch.testing.assert_close(wide.extract(0)(images), wide.evidence(images)[0].logits, rtol=1e-3, atol=1e-4)
+        expected = wide.evidence(images)[0].logits
+        with full_precision():
+            torch.testing.assert_close(wide.extract(0)(images.to(expected.device)), expected, rtol=1e-3, atol=1e-4)
     finally:
         torch.set_default_dtype(torch.float32)
+    assert "goes on without" not in caplog.text
     assert wide.network.subnetworks[0].head["weight"].dtype == torch.float32
 
 

@@ -17,7 +17,7 @@ REACH = 10.0  # how far scores, which start at one, could move in a whole traini
 
 def first_scores(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the scores of connections that are all on."""
-    return {name: torch.ones(mask.shape, device=mask.device) for name, mask in masks.items()}
+    return {name: torch.ones(mask.shape, dtype=torch.float32, device=mask.device) for name, mask in masks.items()}
 
 
 def move_scores(scores: Tensor, gradient: Tensor, sealed: Tensor, usable: Tensor, pace: float | Tensor) -> None:

@@ -74,7 +74,7 @@ class Engine:
         compiled = is_long and not twin.is_joined
         if self.device.type == "cuda":
             self.update.make_capturable(is_fused=not compiled)
-        self.total = torch.zeros((), device=self.device)
+        self.total = torch.zeros((), dtype=torch.float32, device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
         if is_quick and is_bf16 and self.device.type == "cuda":
             self._check(self._classifier(twin_of(model.backbone, pixels, is_bf16=True, is_quick=False)), images)
@@ -247,7 +247,8 @@ class Engine:
         """Return pixels and labels to try a step on, of all classes: one alone teaches nothing."""
         classes = self.live.head.out_features // self.show.views.turns
         labels = torch.arange(len(images), device=self.device) % classes
-        return self.show(images, labels, torch.zeros(len(images), self.show.draws, device=self.device))
+        uniform = torch.zeros(len(images), self.show.draws, dtype=torch.float32, device=self.device)
+        return self.show(images, labels, uniform)
 
     def _places(self) -> dict[int, str]:
         """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""

@@ -39,7 +39,7 @@ class Feed:
         device = examples.images.device
         self._images, self._targets = torch.empty_like(examples.images), torch.empty_like(examples.targets)
         self._order = torch.zeros(len(examples), dtype=torch.long, device=device)
-        self._uniform = torch.zeros(len(examples), draws, device=device)
+        self._uniform = torch.zeros(len(examples), draws, dtype=torch.float32, device=device)
         self._next = torch.zeros(1, dtype=torch.long, device=device)
         self._span = torch.arange(len(examples), device=device)
         self._show = show

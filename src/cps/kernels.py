@@ -96,7 +96,7 @@ def weight_gradient_parts(images: Tensor, gradient: Tensor, kernel: int, stride:
     _, channels, height, width = images.shape
     _, outputs, rows, columns = gradient.shape
     cut = Cut.of(images, gradient, kernel)
-    parts = torch.empty(cut.number, outputs, kernel, kernel, channels, device=images.device)
+    parts = torch.empty(cut.number, outputs, kernel, kernel, channels, dtype=torch.float32, device=images.device)
     blocks = kernel * triton.cdiv(kernel * channels, cut.taps), triton.cdiv(outputs, cut.outputs)
     launch(
         _weight_gradient, (*blocks, cut.number), images, gradient, parts, cut.pixels, cut.steps, height, width,

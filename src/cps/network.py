@@ -18,8 +18,9 @@ from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
-from cps.partition import Parts, move_all, named_tensors, own_memory, partition, put_channels_last
+from cps.partition import Parts, laid_out_as, move, move_all, named_tensors, own_memory, partition, put_channels_last
 from cps.pixels import Normalize, Prepare
+from cps.probe import has_place_for
 from cps.storage import digest
 from cps.subnetwork import Fingerprint, Subnetwork
 from cps.threads import OneAtATime
@@ -53,6 +54,7 @@ class SharedNetwork:
         self.input_range: tuple[float, float] | None = None
         self.other_shapes: set[tuple[int, ...]] = set()  # that it was seen to process, too
         self.is_changing, self.told = False, set[str]()
+        self._takes_noise: bool | None = None  # not known yet
         self._turns = OneAtATime()
         self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
 
@@ -64,14 +66,14 @@ class SharedNetwork:
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
         self.forget_small_networks()
-        self.backbone.to(device)
+        move(self.backbone, device)
         if device.type == "cuda":
             put_channels_last(self.backbone)
-        move_all(self.weights, device, channels_last=device.type == "cuda")
+        for tensors in (self.weights, self.initial, *(sub.private for sub in self.subnetworks)):
+            move_all(tensors, device, channels_last=device.type == "cuda")
         for sub in self.subnetworks:
-            for tensors in (sub.masks, sub.private, sub.head, *sub.statistics.values()):
+            for tensors in (sub.masks, sub.head, *sub.statistics.values()):
                 move_all(tensors, device)
-        move_all(self.initial, device)
         move_all(self.taken, device)
 
     @contextmanager
@@ -143,10 +145,10 @@ class SharedNetwork:
         for name, weight in self.weights.items():
             own = draft.masks[name] & ~self.taken[name]
             free = torch.where(self.taken[name], weight, warm[name])
-            self.weights[name] = torch.where(own, live[name], free)
+            self.weights[name] = laid_out_as(weight, torch.where(own, live[name], free))
         self.taken = union(self.taken, draft.masks)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
-        private = {name: value.clone() for name, value in draft.private().items()}
+        private = {name: laid_out_as(self.initial[name], value) for name, value in draft.private().items()}
         finished = Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors)
         self.subnetworks.append(dataclasses.replace(finished, digest=finished.digest_in(self.weights)))
         return self.subnetworks[-1]
@@ -208,7 +210,11 @@ class SharedNetwork:
         return Outputs(mean_of(looks), class_logits(looks, subnetwork.looks, **subnetwork.head))
 
     def _noise(self, images: int) -> Tensor:
-        return torch.randn(images, *(self.input_shape or ()), generator=torch.Generator().manual_seed(0))
+        """Return images of noise, or of zeros where the backbone cannot look at noise."""
+        noise = torch.randn(images, *(self.input_shape or ()), generator=torch.Generator().manual_seed(0))
+        if self._takes_noise is None:
+            self._takes_noise = has_place_for(self.backbone, self.prepare(noise[:1]))
+        return noise if self._takes_noise else torch.zeros_like(noise)
 
     def _two_images(self) -> Tensor:
         return self.pixels(self._noise(2))
@@ -249,8 +255,5 @@ class SharedNetwork:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
         with self.in_use():
             self.check_task(task)
-            try:
-                outputs = self.whole_outputs([self._noise(4)], task)
-            except IndexError:  # the backbone looks its input up in a table, where noise has no place
-                outputs = self.whole_outputs([torch.zeros_like(self._noise(4))], task)
+            outputs = self.whole_outputs([self._noise(4)], task)
             return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))

@@ -55,6 +55,21 @@ def put_channels_last(module: nn.Module) -> nn.Module:
     return module
 
 
+def move(module: nn.Module, device: torch.device) -> None:
+    """Move a module to a device; buffers that are one tensor stay one, which torch alone would part."""
+    moved: dict[int, Tensor] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
+    module.to(device)
+
+
+def laid_out_as(pattern: Tensor, value: Tensor) -> Tensor:
+    """Return a copy of a value in the layout of another: as a model file that was read would have it."""
+    return torch.empty_like(pattern).copy_(value)
+
+
 def move_all(tensors: dict[str, Tensor], device: torch.device, *, channels_last: bool = False) -> None:
     """Move tensors to a device, in place of those that were there; those of four axes may be laid out channels last."""
     for name, value in tensors.items():

@@ -13,7 +13,7 @@ from cps.activity import layer_of
 from cps.capture import first_line
 from cps.devices import full_precision
 from cps.evidence import are_close
-from cps.partition import named_tensors, set_tensors
+from cps.partition import move, named_tensors, set_tensors
 
 
 class Passed(NamedTuple):
@@ -37,7 +37,8 @@ def first_pass(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> Pas
     handles = [layer_of(backbone, name).register_forward_hook(lambda *_, name=name: ran.add(name)) for name in names]
     backbone.eval()
     try:
-        features, again = backbone(pixels.clone()), backbone(pixels.clone())
+        with full_precision():  # held, so that no thread that trains switches it between the two
+            features, again = backbone(pixels.clone()), backbone(pixels.clone())
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}"
@@ -65,11 +66,29 @@ def first_pass(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> Pas
             "a state outside its buffers would make it forget"
         )
     for name in idle:
-        shaken = functional_call(backbone, {name: _shaken(named_tensors(backbone)[name])}, (pixels.clone(),))
+        with full_precision():
+            shaken = functional_call(backbone, {name: _shaken(named_tensors(backbone)[name])}, (pixels.clone(),))
         if torch.equal(shaken, features):
             layer = name.removesuffix("weight").removesuffix(".")
             raise ValueError(f"layer '{layer}' did not run when an image passed the backbone; remove it")
     return Passed(features.shape[1], idle)
+
+
+@torch.no_grad()
+def has_place_for(backbone: nn.Module, pixels: Tensor) -> bool:
+    """Say whether a backbone can look at such pixels; not if they are no places in a table that it looks them up in.
+
+    It is asked on the CPU: where there is no such place, a GPU would fail in all that follows.
+    """
+    on_cpu = copy.deepcopy(backbone).eval()
+    move(on_cpu, torch.device("cpu"))
+    try:
+        on_cpu(pixels.cpu())
+    except IndexError:
+        return False
+    except Exception:  # it may need its GPU for that
+        return True
+    return True
 
 
 @torch.no_grad()

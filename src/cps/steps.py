@@ -49,7 +49,7 @@ class PlainSteps:
         self.fabric, self.show, self.loss = fabric, show, training.loss
         self.optimizer = training.optimizer(trainable(model).values())
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.total = torch.zeros((), device=fabric.device)
+        self.total = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""

@@ -53,7 +53,8 @@ class Subnetwork:
         """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""
         masked = {
             # Not a product: -1 * 0 is a negative zero, whose sign could change when a free weight does.
-            name: torch.where(self.masks[name], weight, weight.new_zeros(()))
+            # Laid out as the weight, whatever the mask is: other layouts have other kernels, and those other bits.
+            name: torch.where(self.masks[name], weight, weight.new_zeros(()), out=torch.empty_like(weight))
             for name, weight in weights.items()
         }
         # Copies, since a module may change its buffers even in eval mode.

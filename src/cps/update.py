@@ -30,7 +30,7 @@ class Update:
         self.settings = {key: value for key, value in self._group.items() if key != "params"}
         self.rate, self.factor, self.full_pace = float(self._group["lr"]), 1.0, 0.0
         self.restore = Restorer(flat.vector, views, choosing)
-        self.pace = torch.zeros((), device=flat.vector.device)  # of scores
+        self.pace = torch.zeros((), dtype=torch.float32, device=flat.vector.device)  # of scores
         self._in_one: Callable[[], None] | None = None
 
     def __call__(self) -> None:
@@ -44,7 +44,7 @@ class Update:
 
     def make_capturable(self, *, is_fused: bool) -> None:
         """Let the optimizer work in few kernels on a GPU, with a rate that it reads there."""
-        self._group["lr"] = torch.tensor(self.rate, device=self.pace.device)
+        self._group["lr"] = torch.tensor(self.rate, dtype=torch.float32, device=self.pace.device)
         self._group |= {"fused": is_fused, "foreach": not is_fused}
         self._group |= {"capturable": True} if "capturable" in self._group else {}
 
