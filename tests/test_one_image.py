@@ -303,6 +303,21 @@ def test_tasks_learned_in_other_views_answer_together(make_learner):
         )
 
 
+@pytest.mark.parametrize(("number", "sizes"), [(1, [8]), (12, [60, 36]), (100, [100] * 8)])
+def test_few_images_pass_in_all_looks_at_once_and_many_look_by_look(make_learner, monkeypatch, number, sizes):
+    learner = make_learner(views=cps.Rotations(mirrors=True))
+    learner.learn(make_task(0))
+    images, passed = torch.randn(number, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    learner.network.backbone.register_forward_hook(lambda _module, given, _features: passed.append(len(given[0])))
+    found = learner.network.whole_outputs([images], 0)
+    assert passed == sizes
+    monkeypatch.setattr("cps.views.AT_ONCE", 1)
+    one_by_one = learner.network.whole_outputs([images], 0)
+    assert len(passed) == len(sizes) + 8
+    torch.testing.assert_close(found.logits, one_by_one.logits, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(found.features, one_by_one.features, rtol=1e-3, atol=1e-3)
+
+
 def test_a_cascade_for_tasks_that_it_has_not_seen_is_refused_before_training(make_learner):
     learner = make_learner(selectors=(cps.MaxOutput(),))
     learner.learn(make_task(0))

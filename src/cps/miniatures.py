@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from cps.crowd import Crowd, member
 from cps.extraction import extracted
-from cps.views import Look
+from cps.views import Look, passes
 
 CROWDS = 4  # that are kept ready
 
@@ -49,20 +49,20 @@ class Miniatures:
     def features(self, batches: Iterable[Tensor], looks: Mapping[int, Sequence[Look]]) -> dict[int, list[list[Tensor]]]:
         """Return, by task, batch of pixels and look, the features of tasks that pay, given the looks each takes.
 
-        Tasks that take the same look are a crowd.
+        Tasks that take the same looks are a crowd.
         """
-        every = sorted(
-            {look for mine in looks.values() for look in mine}, key=lambda look: (look.is_mirrored, look.turn)
-        )
-        askers = {look: tuple(task for task, mine in looks.items() if look in mine) for look in every}
-        crowds = {tasks: self.crowd(tasks) for tasks in askers.values()}
+        askers = {
+            taken: tuple(task for task, mine in looks.items() if tuple(mine) == taken)
+            for taken in map(tuple, looks.values())
+        }
         found: dict[int, list[list[Tensor]]] = {task: [] for task in looks}
         for pixels in batches:
             for mine in found.values():
                 mine.append([])
-            for look, tasks in askers.items():
-                for task, features in zip(tasks, crowds[tasks](look(pixels)), strict=True):
-                    found[task][-1].append(features)
+            for taken, tasks in askers.items():
+                for some, turned in passes(pixels, taken):
+                    for task, features in zip(tasks, self.crowd(tasks)(turned), strict=True):
+                        found[task][-1] += features.chunk(len(some))
         return found
 
     def forget(self) -> None:

@@ -24,7 +24,7 @@ from cps.probe import has_place_for
 from cps.storage import digest
 from cps.subnetwork import Fingerprint, Subnetwork
 from cps.threads import OneAtATime
-from cps.views import Upright, Views, class_logits, mean_of
+from cps.views import Upright, Views, class_logits, mean_of, passes
 
 log = logging.getLogger(__name__)
 
@@ -181,10 +181,11 @@ class SharedNetwork:
         with self.in_use():
             tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
             self.backbone.eval()
-            seen = [
-                [functional_call(self.backbone, tensors, (look(pixels),)) for look in looks]
-                for pixels in map(self.pixels, batches)
-            ]
+            seen: list[list[Tensor]] = []
+            for pixels in map(self.pixels, batches):
+                seen.append([])
+                for some, turned in passes(pixels, looks):
+                    seen[-1] += functional_call(self.backbone, tensors, (turned,)).chunk(len(some))
             return self._with_logits(task, seen)
 
     def check_task(self, task: int) -> None:
