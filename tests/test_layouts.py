@@ -6,6 +6,7 @@ from torch import nn
 
 import cps
 from conftest import conv_net, make_task
+from cps.masks import BITS, masked
 from cps.partition import laid_out_as, move
 from cps.probe import first_pass, has_place_for
 
@@ -27,6 +28,20 @@ def test_a_pruners_layout_of_its_masks_does_not_change_the_layout_of_weights(mak
     strides = [{name: v.stride() for name, v in each.network.tensors_of(0).items()} for each in (learner, loaded)]
     assert strides[0] == strides[1]
     assert loaded.fingerprint(0) == learner.fingerprint(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_masked_weight_has_its_own_bits_where_on_positive_zeros_elsewhere_and_its_layout(dtype, layout):
+    weight = torch.randn(6, 4, 3, 3, generator=torch.Generator().manual_seed(0)).to(dtype, memory_format=layout)
+    weight[0], weight[1], weight[2], weight[3] = -0.0, torch.inf, torch.nan, -1.0
+    mask = torch.arange(24).reshape(6, 4, 1, 1) % 2 == 0
+    found, expected = masked(weight, mask), torch.where(mask, weight, torch.zeros((), dtype=dtype))
+    bits = BITS[found.element_size()]
+    assert torch.equal(found.view(bits), expected.view(bits))
+    assert not found.masked_select(~mask).signbit().any()
+    assert found.masked_select(mask)[:9].signbit().all()
+    assert found.stride() == weight.stride()
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 1, 1), (3, 1, 2, 2), (3, 2, 2, 2)])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 Masks = dict[str, Tensor]
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers of so many bytes
 
 
 def mask_shape(weight_shape: Sequence[int]) -> tuple[int, ...]:
@@ -25,6 +26,15 @@ def full_masks(weights: Mapping[str, Tensor], *, on: bool) -> Masks:
         name: torch.full(mask_shape(weight.shape), on, dtype=torch.bool, device=weight.device)
         for name, weight in weights.items()
     }
+
+
+def masked(weight: Tensor, mask: Tensor) -> Tensor:
+    """Return a weight, zero where its mask is off, in its own layout: other layouts have other kernels and other bits.
+
+    Its bits are multiplied, as whole numbers: -1.0 * 0 is a negative zero, whose sign a later task could change.
+    """
+    bits = weight.view(BITS[weight.element_size()])
+    return torch.mul(bits, mask, out=torch.empty_like(bits)).view(weight.dtype)
 
 
 def union(first: Masks, second: Masks) -> Masks:

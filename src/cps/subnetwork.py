@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cps.data import ClassName
-from cps.masks import Masks
+from cps.masks import Masks, masked
 from cps.storage import digest
 from cps.views import Look, looks_at
 
@@ -51,14 +51,9 @@ class Subnetwork:
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""
-        masked = {
-            # Not a product: -1 * 0 is a negative zero, whose sign could change when a free weight does.
-            # Laid out as the weight, whatever the mask is: other layouts have other kernels, and those other bits.
-            name: torch.where(self.masks[name], weight, weight.new_zeros(()), out=torch.empty_like(weight))
-            for name, weight in weights.items()
-        }
+        shared = {name: masked(weight, self.masks[name]) for name, weight in weights.items()}
         # Copies, since a module may change its buffers even in eval mode.
-        return {**masked, **{name: value.clone() for name, value in self.private.items()}}
+        return {**shared, **{name: value.clone() for name, value in self.private.items()}}
 
     def digest_in(self, weights: Mapping[str, Tensor]) -> str:
         """Return the digest of everything that belongs to it, its part of the shared weights included."""

@@ -1,0 +1,62 @@
+"""What it costs to look at one image eight times, in four turns and mirrored, as models for single images do.
+
+Five subnetworks of a whole ResNet-18; each uses a third of all kernels, so that hardly a channel of it is dead. Masks,
+weights and norms are random, which changes no time.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import cps
+from benchmarks.timing import compare, row
+from cps import views
+from cps.network import SharedNetwork
+from cps.subnetwork import Subnetwork
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+TASKS, CLASSES, ON = 5, 10, 1 / 3
+
+
+def looking(fabric: "Fabric") -> list[dict[str, Any]]:
+    """Compare eight looks at an image with eight passes, with two looks (upright, mirrored), and with one."""
+    device = fabric.device
+    image, pairs = torch.rand(1, 3, 32, 32), 5 if device.type == "cpu" else 30
+    eight = partial(_evidence, _network(device, turns=4, mirrors=True), image)
+    two = partial(_evidence, _network(device, turns=1, mirrors=True), image)
+    one = partial(_evidence, _network(device, turns=1, mirrors=False), image)
+    others = {"look by look": (partial(_look_by_look, eight), 1.0), "two looks": (two, None), "one": (one, None)}
+    return [
+        row(f"{TASKS} subnetworks look at one image eight times, against {name}",
+            *compare(eight, other, device, pairs=pairs), limit)
+        for name, (other, limit) in others.items()
+    ]  # fmt: skip
+
+
+def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwork:
+    torch.manual_seed(0)
+    network = SharedNetwork(cps.resnet18(3))
+    features = network.backbone(torch.zeros(1, 3, 32, 32)).shape[1]
+    for task in range(TASKS):
+        masks = {name: torch.rand(taken.shape) < ON for name, taken in network.taken.items()}
+        head = {"weight": torch.randn(CLASSES * turns, features), "bias": torch.randn(CLASSES * turns)}
+        private = {name: value.clone() for name, value in network.initial.items()}
+        names = tuple(range(CLASSES * task, CLASSES * task + CLASSES))
+        network.subnetworks.append(Subnetwork(names, masks, private, head, mirrors=mirrors))
+    network.input_shape = (3, 32, 32)
+    network.to(device)
+    return network
+
+
+def _evidence(network: SharedNetwork, image: torch.Tensor) -> None:
+    list(network.evidence([image]))
+
+
+def _look_by_look(work: Callable[[], None]) -> None:
+    before, views.AT_ONCE = views.AT_ONCE, 1
+    work()
+    views.AT_ONCE = before
