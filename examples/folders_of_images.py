@@ -73,13 +73,10 @@ def ask_server(model: str, image: Path) -> None:
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="one epoch only")
 parser.add_argument("--cifar100", help="the folder that holds cifar-100-python")
-parser.add_argument(
-    "--into", type=Path, help="an empty folder for the images and the model; a temporary one if left out"
-)
 asked = parser.parse_args()
 shipments = CIFAR_SHIPMENTS if asked.cifar100 else DIGIT_SHIPMENTS
 pictures = cifar100(str(Path(asked.cifar100).resolve())) if asked.cifar100 else digits()
-os.chdir(asked.into or tempfile.mkdtemp(prefix="cps-"))
+os.chdir(tempfile.mkdtemp(prefix="cps-"))
 write_images(pictures, shipments)
 for month in shipments:
     cps("learn", month, "--model", "parts.cps", *(["--epochs", "1"] if asked.quick else []))

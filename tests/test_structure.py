@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -117,7 +118,8 @@ def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_examples_run(example, tmp_path):
-    subprocess.run([sys.executable, example, "--quick"], cwd=tmp_path, check=True, capture_output=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, example, "--quick"], cwd=tmp_path, env=environment, check=True, capture_output=True)
 
 
 def test_links_and_paths_in_the_documentation_exist():

@@ -15,7 +15,7 @@ from cps.backbones import Builtin
 from cps.familiarity import NAME as FAMILIARITY
 from cps.masks import union_of
 from cps.network import SharedNetwork
-from cps.partition import named_tensors, set_tensors
+from cps.partition import laid_out_as, named_tensors, set_tensors
 from cps.seeds import derived_seed, generator
 from cps.selection import LinkedSelector, Statistics
 from cps.subnetwork import Subnetwork
@@ -35,7 +35,8 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
         taken = union_of((subnetwork.masks for subnetwork in network.subnetworks), network.weights)
         network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
         for name, weight in network.weights.items():
-            network.weights[name] = torch.where(network.taken[name], weight, fresh[name].to(weight))
+            free = torch.where(network.taken[name], weight, fresh[name].to(weight))
+            network.weights[name] = laid_out_as(weight, free)
         set_tensors(network.backbone, {**network.weights, **network.initial})  # it held the last draft
         network.forget_small_networks()
 
