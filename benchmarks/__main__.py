@@ -10,7 +10,7 @@ from rich.table import Table
 
 import cps
 from benchmarks import growth
-from benchmarks.looking import looking
+from benchmarks.looking import choosing, looking
 from benchmarks.selecting import selecting
 from benchmarks.training import masked_step, memory, scoring
 from cps.machine import describe_device, versions
@@ -29,7 +29,7 @@ def main() -> None:
     with console.status("growth ..."):  # first, while the memory is nobody else's
         grown = growth.growth(fabric)
     rows = []
-    for benchmark in (masked_step, scoring, memory, selecting, looking):
+    for benchmark in (masked_step, scoring, memory, selecting, looking, choosing):
         with console.status(f"{benchmark.__name__.replace('_', ' ')} ..."):
             rows += benchmark(fabric)
     rows += growth.rows(grown)

@@ -14,6 +14,7 @@ import cps
 from benchmarks.timing import compare, row
 from cps import views
 from cps.network import SharedNetwork
+from cps.recipes import SURE
 from cps.subnetwork import Subnetwork
 
 if TYPE_CHECKING:
@@ -35,6 +36,24 @@ def looking(fabric: "Fabric") -> list[dict[str, Any]]:
             *compare(eight, other, device, pairs=pairs), limit)
         for name, (other, limit) in others.items()
     ]  # fmt: skip
+
+
+def choosing(fabric: "Fabric") -> list[dict[str, Any]]:
+    """Compare the prediction of one image by the cascade with that by the largest output."""
+    training = cps.Training(1, cps.SGD(0.01), batch_size=32)
+    selectors = (SURE, cps.MaxOutput())
+    learner = cps.Learner(
+        cps.resnet18(3), pruner=cps.Magnitude(ON), rounds=1, train=training, retrain=training, selectors=selectors,
+        fabric=fabric,
+    )  # fmt: skip
+    draws = torch.Generator().manual_seed(0)
+    for task in range(TASKS):
+        classes = range(CLASSES * task, CLASSES * task + CLASSES)
+        learner.learn(cps.Task(classes, (torch.rand(80, 3, 32, 32, generator=draws), [*classes] * 8)))
+    image, pairs = torch.rand(1, 3, 32, 32, generator=draws), 10 if fabric.device.type == "cpu" else 30
+    by_each = [partial(learner.predict, image, selector=selector) for selector in selectors]
+    what = f"one image of {TASKS} tasks by the cascade, against by the largest output"
+    return [row(what, *compare(*by_each, fabric.device, pairs=pairs), 1.5)]
 
 
 def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwork:
