@@ -51,9 +51,9 @@ def choosing(fabric: "Fabric") -> list[dict[str, Any]]:
         classes = range(CLASSES * task, CLASSES * task + CLASSES)
         learner.learn(cps.Task(classes, (torch.rand(80, 3, 32, 32, generator=draws), [*classes] * 8)))
     image, pairs = torch.rand(1, 3, 32, 32, generator=draws), 10 if fabric.device.type == "cpu" else 30
-    by_each = [partial(learner.predict, image, selector=selector) for selector in selectors]
+    cascade, largest = (partial(learner.predict, image, selector=selector) for selector in selectors)
     what = f"one image of {TASKS} tasks by the cascade, against by the largest output"
-    return [row(what, *compare(*by_each, fabric.device, pairs=pairs), 1.5)]
+    return [row(what, *compare(cascade, largest, fabric.device, pairs=pairs), 1.5)]
 
 
 def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwork:
