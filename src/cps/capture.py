@@ -1,7 +1,9 @@
 """Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds; and compiling."""
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ log = logging.getLogger(__name__)
 
 WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chosen their kernels
 MOST_GRAPHS = 8  # of one function, each with memory of its own
+
+_TURNS = threading.Lock()  # for captures, of which a process has one at a time
 
 
 class Captured:
@@ -55,18 +59,23 @@ class Captured:
         return None if outputs is None else [value.clone() for value in outputs]
 
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
-        places = tuple(value.clone() for value in inputs)
+        """Capture the work on inputs of these shapes: one thread at a time, while others may go on with theirs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        torch.cuda.synchronize()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool):
-                outputs = self._work(*places)
-        except RuntimeError as error:
-            self._impossible = True
-            torch.cuda.set_stream(stream)  # a capture that fails may leave its own
-            log.warning("work goes on without a CUDA graph: %s", first_line(error))
+        pool = self._pool or torch.cuda.graph_pool_handle()
+        with _TURNS, _no_inference():
+            places = tuple(value.clone() for value in inputs)
             torch.cuda.synchronize()
-            return
+            try:
+                own = torch.cuda.Stream()  # of the device that is current, which torch's own may not be
+                with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
+                    outputs = self._work(*places)
+            except RuntimeError as error:
+                _end_capture(stream, pool)
+                if isinstance(error.__context__, KeyboardInterrupt):
+                    raise error.__context__ from None
+                self._impossible = True
+                log.warning("work goes on without a CUDA graph: %s", first_line(error))
+                return
         self._graphs[shapes] = _Graph(graph, places, outputs)
 
     def forget(self) -> None:
@@ -74,6 +83,22 @@ class Captured:
         for graph in self._graphs.values():
             for value in (*graph.inputs, *(graph.outputs or [])):
                 value.zero_()
+
+
+@contextmanager
+def _no_inference() -> Iterator[None]:
+    """Leave an inference mode of the caller's: what is made in it could not be written outside."""
+    is_learning = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(is_learning):
+        yield
+
+
+def _end_capture(stream: torch.cuda.Stream, pool: Any) -> None:
+    """Leave a capture that has failed: its stream, and its memory, from which all would be taken otherwise."""
+    torch.cuda.set_stream(stream)
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore
+    torch.cuda.synchronize()
 
 
 def compiled_alone(method: Any) -> Any:

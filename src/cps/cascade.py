@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from cps.devices import in_double
 from cps.evidence import Evidence, Outputs
 from cps.plain import setting
 from cps.selection import Statistics, mean_by_group
@@ -206,8 +207,8 @@ def _evened(features: Tensor) -> Tensor:
 def _components(features: Tensor, size: int) -> Tensor:
     """Return the directions in which features vary most, shape (features, size at most)."""
     apart = features - features.mean(dim=0)
-    _, directions = torch.linalg.eigh((apart.T @ apart).double())
-    return directions.flip(1)[:, :size].to(features.dtype).contiguous()
+    _, directions = torch.linalg.eigh(in_double(apart.T @ apart))
+    return directions.flip(1)[:, :size].to(features).contiguous()
 
 
 def _packed(matrix: Tensor) -> Tensor:

@@ -50,10 +50,11 @@ class Examples(Protocol):
 
 @dataclass(frozen=True)
 class TensorExamples:
-    """Examples held as one tensor of images and one of local labels."""
+    """Examples held as one tensor of images and one of local labels; if `on_host`, too large for the GPU in use."""
 
     images: Tensor
     targets: Tensor
+    on_host: bool = False
 
     def __len__(self) -> int:
         return len(self.images)
@@ -74,19 +75,19 @@ class TensorExamples:
         return digest({"images": self.images, "targets": self.targets})
 
     def to(self, device: torch.device) -> "TensorExamples":
-        """Return the same examples on the device, or pinned in the host's memory where they do not fit."""
-        if self.images.device == device or self.images.is_pinned():
+        """Return the same examples on the device, or in the host's memory where they do not fit."""
+        if self.images.device == device or self.on_host:
             return self
         if device.type == "cuda" and not _fits(self.images.nbytes, device):
             size = self.images.nbytes / 2**30
-            log.warning("%.1f GiB of images do not fit on the GPU; they stay in the host's memory, pinned", size)
-            return TensorExamples(self.images.pin_memory(), self.targets.pin_memory())
+            log.warning("%.1f GiB of images do not fit on the GPU; they stay in the host's memory", size)
+            return TensorExamples(self.images, self.targets, on_host=True)
         return TensorExamples(self.images.to(device), self.targets.to(device))
 
     def _read(self, indices: Tensor) -> Tensor:
-        if not self.images.is_pinned():
+        if not self.on_host:
             return self.images[indices]
-        # Pinned too, so that the GPU fetches it while the next one is read.
+        # Pinned, so that the GPU fetches it while the next one is read.
         batch = torch.empty(len(indices), *self.images.shape[1:], dtype=self.images.dtype, pin_memory=True)
         return torch.index_select(self.images, 0, indices, out=batch)
 
@@ -171,7 +172,7 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
         images = as_images(images)
         if len(images) != len(labels):
             raise ValueError(f"expected one label per image, got {len(images)} images, {len(labels)} labels")
-        examples = TensorExamples(images, to_local(labels))
+        examples = TensorExamples(images, to_local(labels).to(images.device))
     elif isinstance(data, Dataset) and hasattr(data, "__len__"):
         examples = DatasetExamples(data, to_local, workers)
     else:

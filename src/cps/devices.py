@@ -3,7 +3,7 @@
 import atexit
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,6 +129,11 @@ def full_precision() -> Iterator[None]:
         yield
 
 
+def made_current(device: torch.device) -> AbstractContextManager[Any]:
+    """Let streams, graphs and kernels of ours be of this GPU; each thread has a current one of its own."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
     """Keep an autocast of the caller's away, and its cache of weights, which would go on with those before a step."""
@@ -150,7 +155,12 @@ def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
         if buffer.is_floating_point():
             buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
         else:
-            buffer.copy_(fabric.broadcast(buffer.clone(), src=0))
+            buffer.copy_(fabric.broadcast(buffer.cpu(), src=0))  # as a pickle knows its device
+
+
+def in_double(values: Tensor) -> Tensor:
+    """Return values as float64, on the CPU where their device, an Apple GPU, has no such numbers."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
 
 
 def agreed(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:

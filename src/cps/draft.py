@@ -13,7 +13,7 @@ from cps.choice import REACH, first_scores
 from cps.data import ClassName
 from cps.guard import Guard, Kept
 from cps.losses import Loss
-from cps.masks import Masks, check_smaller, full_masks, pack, unpack
+from cps.masks import Masks, full_masks, pack, smaller, unpack
 from cps.partition import Parts, named_tensors, set_tensors
 
 
@@ -86,8 +86,7 @@ class Draft:
     @torch.no_grad()
     def narrow(self, masks: Masks) -> None:
         """Switch off the connections that are not in `masks`; masks only ever shrink."""
-        check_smaller(masks, self.masks)
-        self.masks = {name: mask.clone() for name, mask in masks.items()}
+        self.masks = {name: mask.clone() for name, mask in smaller(masks, self.masks).items()}
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)
 

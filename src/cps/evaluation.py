@@ -179,6 +179,6 @@ def _matrix(tested: Tested, right: Mapping[int, Tensor]) -> Matrix:
     tasks, images = tested.tasks, tested.task.bincount()
     matrix = np.full((tasks, tasks), np.nan)
     for after, found in right.items():
-        hits = torch.bincount(tested.task[: len(found)], weights=found.double(), minlength=tasks)
+        hits = tested.task[: len(found)][found].bincount(minlength=tasks)
         matrix[after, : after + 1] = (100 * hits / images)[: after + 1].cpu().numpy()
     return matrix

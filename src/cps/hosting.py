@@ -107,16 +107,17 @@ def _replies(
     found = best_task(scores) if task is None else torch.full_like(groups, task)
     chosen = classify(network, evidence, found, reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]
-    shares = task_shares(scores)
+    confidence = [said.confidence.tolist() for said in every]
+    scores, shares = scores.tolist(), task_shares(scores).tolist()
     replies = []
     for index, name in enumerate(names):
         tasks = [
             TaskReply(
                 task=each + 1,
-                score=_number(scores[index, each]),
-                share=_number(shares[index, each]),
+                score=_number(scores[index][each]),
+                share=_number(shares[index][each]),
                 class_=_name(said.classes[index]),
-                confidence=_number(said.confidence[index]),
+                confidence=_number(confidence[each][index]),
             )
             for each, said in enumerate(every)
         ]

@@ -21,7 +21,7 @@ from cps.forgetting import forget_task, fresh_weights
 from cps.forms import SETTINGS, check_forms
 from cps.images import as_images
 from cps.intake import check_images, some_pixels, take_in
-from cps.masks import check_smaller
+from cps.masks import smaller
 from cps.modelfile import write_model
 from cps.network import SharedNetwork
 from cps.observation import check_observed, checked_selectors, observe_last
@@ -182,7 +182,7 @@ class Learner:
             self.network.check_task(task)
             drawn = fresh_weights(self.network, self.builtin if fresh is None else fresh, *self._key(FORGET))
             forget_task(self.network, task, drawn, self.selectors)
-            self._trainer = Trainer(self.fabric)  # whose engine holds what was trained last
+            self._trainer.forget()  # what was trained last
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
@@ -254,7 +254,6 @@ class Learner:
         draws, size, turns = generator(*self._key(PRUNE)), self.train.batch_size, self.views.turns
         with self._seeded(PRUNE):  # the same images in every round
             batches = some_pixels(examples, self.prune_images, draws, self.network, batch_size=size, turns=turns)
-        masks = self.pruner(draft.model.backbone, draft.masks, batches)
-        check_smaller(masks, draft.masks)
+        masks = smaller(self.pruner(draft.model.backbone, draft.masks, batches), draft.masks)
         masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
         draft.narrow(agreed(masks, self.fabric))

@@ -108,5 +108,7 @@ def _check_statistics(learner: Learner, selector: Selector, path: str | Path) ->
     try:
         if len(evidence):
             select(selector, evidence, learner.network.statistics(selector.name), groups)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise FileError(f"'{path}' has damaged statistics of {selector.name}: {error}") from error

@@ -60,16 +60,18 @@ def is_subset(smaller: Masks, larger: Masks) -> bool:
     return all(bool((~mask | larger[name]).all()) for name, mask in smaller.items())
 
 
-def check_smaller(masks: Masks, before: Masks) -> None:
-    """Refuse what a pruner returns if it is not a subset of the masks it was given, in their form."""
+def smaller(masks: Masks, before: Masks) -> Masks:
+    """Return a pruner's masks, on the device of those it was given; refuse what is no subset of them, in their form."""
     if set(masks) != set(before):
         raise ValueError("a pruner must return a mask for every weight it was given")
     for name, mask in before.items():
-        found = masks[name]
-        if not isinstance(found, Tensor) or found.shape != mask.shape or found.dtype != torch.bool:
+        own = masks[name]
+        if not isinstance(own, Tensor) or own.shape != mask.shape or own.dtype != torch.bool:
             raise ValueError(f"a pruner must return a bool mask of shape {tuple(mask.shape)} for '{name}'")
-    if not is_subset(masks, before):
+    found = {name: masks[name].to(mask.device) for name, mask in before.items()}
+    if not is_subset(found, before):
         raise ValueError("a pruner may only switch connections off, but some came back on")
+    return found
 
 
 def first_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:

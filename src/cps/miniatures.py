@@ -1,6 +1,7 @@
 """Miniatures: the small networks of sealed subnetworks, made when first asked for and kept."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -22,6 +23,9 @@ class Miniatures:
         self._extracted: dict[int, nn.Module | None] = {}
         self._members: dict[int, nn.Module | None] = {}
         self._crowds: dict[tuple[int, ...], Crowd] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_crowds": {}}  # a CUDA graph cannot be copied
 
     def extracted(self, task: int) -> nn.Module | None:
         """Return the task's small network, or None where there can be none."""

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from cps.capacity import check_capacity
 from cps.data import ClassName
-from cps.devices import without_autocast
+from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
 from cps.evidence import Evidence, Outputs
 from cps.extraction import Standalone, whole
@@ -80,9 +80,9 @@ class SharedNetwork:
     def in_use(self) -> Iterator[None]:
         """Hold the backbone, which every prediction and all training put their tensors into: other threads wait.
 
-        An autocast of the caller's does not reach what is computed meanwhile.
+        Neither an autocast of the caller's nor cuDNN's search for kernels reaches what is computed meanwhile.
         """
-        with self._turns, without_autocast(self.device):
+        with self._turns, without_autocast(self.device), made_current(self.device), same_bits():
             yield
 
     def tell_once(self, what: str) -> None:
@@ -254,7 +254,7 @@ class SharedNetwork:
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
-        with self.in_use():
+        with self.in_use(), full_precision():
             self.check_task(task)
             outputs = self.whole_outputs([self._noise(4)], task)
             return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))

@@ -88,7 +88,8 @@ def observe_last(
         log.warning("class %r had no training image", name)
     for selector in selectors:
         kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
-        subnetwork.statistics[selector.name] = agreed(_as_numbers(kept, selector.name), fabric)
+        numbers = {key: value.to(network.device) for key, value in _as_numbers(kept, selector.name).items()}
+        subnetwork.statistics[selector.name] = agreed(numbers, fabric)
     logits = [] if held_out is None else [survey(network, held_out, fabric)[-1].logits]
     are_enough = held_out is not None and len(held_out) >= ENOUGH
     if not are_enough:

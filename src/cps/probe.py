@@ -39,6 +39,8 @@ def first_pass(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> Pas
     try:
         with full_precision():  # held, so that no thread that trains switches it between the two
             features, again = backbone(pixels.clone()), backbone(pixels.clone())
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
             f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}"

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.activity import Activity, activity_of, layer_of
+from cps.devices import in_double
 from cps.masks import Masks, per_output, strongest
 from cps.plain import setting
 from cps.unread import unread_channels
@@ -84,10 +85,10 @@ class NNrelief:
         `scores` has one row per neuron. A bias takes part in the total and in the ranking with its own
         score; being private to the task it costs nothing, so it is never pruned itself.
         """
-        rows = scores.reshape(len(scores), -1).double()
+        rows = in_double(scores.reshape(len(scores), -1))
         inputs = rows.shape[1]
         if bias is not None:
-            rows = torch.cat([rows, bias.double()[:, None]], dim=1)
+            rows = torch.cat([rows, in_double(bias)[:, None]], dim=1)
         ranked, order = rows.sort(dim=1, descending=True, stable=True)
         running = ranked.cumsum(dim=1)
         before = F.pad(running[:, :-1], (1, 0))
@@ -97,7 +98,7 @@ class NNrelief:
         # A strong bias may reach alpha alone; a neuron with any signal keeps its strongest input.
         stays = stays[:, :inputs]
         best = F.one_hot(rows[:, :inputs].argmax(dim=1), inputs).bool() & (rows[:, :inputs] > 0)
-        return (stays | (best & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape)
+        return (stays | (best & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape).to(scores.device)
 
     def _weak_branches(self, activity: Activity) -> dict[str, Tensor]:
         """Return the channels of each layer that are too weak at every addition they arrive at.

@@ -30,7 +30,7 @@ def seeded(device: torch.device, *key: int) -> Iterator[None]:
     devices, seed = [device] if device.type == "cuda" else [], derived_seed(*key)
     with _TURNS, torch.random.fork_rng(devices=devices):
         of_numpy, of_python = np.random.get_state(), random.getstate()
-        torch.manual_seed(seed)
+        _seed_torch(device, seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)
         try:
@@ -38,3 +38,13 @@ def seeded(device: torch.device, *key: int) -> Iterator[None]:
         finally:
             np.random.set_state(of_numpy)
             random.setstate(of_python)
+
+
+def _seed_torch(device: torch.device, seed: int) -> None:
+    """Seed the CPU and one device; `torch.manual_seed` would seed all there are, which nobody puts back."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)

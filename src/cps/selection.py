@@ -226,7 +226,7 @@ def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Sta
         raise ValueError(f"{selector.name} must return scores (groups, tasks) {expected}, got {tuple(scores.shape)}")
     if scores.isnan().any():
         log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
-    return scores
+    return scores.to(groups.device)
 
 
 def _number_of(groups: Tensor) -> int:
@@ -236,6 +236,10 @@ def _number_of(groups: Tensor) -> int:
 def mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
     """Return the mean of the rows of each group, shape (groups, ...)."""
     number = _number_of(groups)
-    sums = values.new_zeros(number, *values.shape[1:]).index_add_(0, groups, values)
+    sums = values.new_zeros(number, *values.shape[1:])
+    if values.is_cuda:  # sorted first, so that sums have the same bits each time
+        sums.index_put_((groups,), values, accumulate=True)
+    else:
+        sums.index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=number)
     return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))

@@ -59,6 +59,14 @@ class Trainer:
         self._engine: tuple[tuple[Any, ...], Engine | None] | None = None
         self._told: set[str] = set()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_engine": None}  # a CUDA graph cannot be copied
+
+    def forget(self) -> None:
+        """Keep nothing of what was trained last, which an engine holds, on the GPU too."""
+        self._engine = None
+        gc.collect()  # it refers to itself
+
     def fit(
         self,
         model: Classifier,
@@ -142,8 +150,7 @@ class Trainer:
         choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
         key = (*shape_of(model, examples.images, training), show, is_long, choosing)
         if self._engine is None or self._engine[0] != key:
-            self._engine = None
-            gc.collect()  # its memory, before that of the next
+            self.forget()  # its memory, before that of the next
             some = torch.arange(training.batch_size) % len(examples)
             images, _ = next(examples.batches([some]))
             how = {"is_bf16": ENGINE_PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
@@ -156,7 +163,8 @@ class Trainer:
         """Return a new engine, if need be one without kernels of our own; None where neither can be built."""
         for is_quick, without in ((True, "kernels of its own"), (False, "a CUDA graph")):
             try:
-                with same_bits():
+                # In turn with epochs of other threads: while kernels are compiled together, none of the process starts.
+                with same_bits(), seeded(self.fabric.device, 0):
                     return Engine(model, images, training, show, is_quick=is_quick, **how)
             except Exception as error:  # there may be no C compiler for Triton, or too little memory
                 self._tell_once(f"training goes on without {without}: {first_line(error)}")

@@ -1,0 +1,163 @@
+"""What a CPU forgives and a GPU does not; with CPS_TEST_ACCELERATOR=cuda these ask more than on a CPU."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import cps
+from conftest import ACCELERATOR, conv_net, make_task
+from cps import seeds, training
+from cps.capture import Captured
+from cps.data import as_examples
+from cps.miniatures import Miniatures
+from cps.probe import first_pass
+from cps.seeds import seeded
+
+
+class Watching(nn.Module):
+    """Notes some switches of torch each time it runs."""
+
+    def __init__(self, switches):
+        super().__init__()
+        self.layer, self.switches, self.seen = nn.Linear(72, 4), switches, []
+
+    def forward(self, images):
+        self.seen.append(self.switches())
+        return self.layer(images.flatten(1))
+
+
+def test_no_search_for_kernels_reaches_what_is_learned_and_predicted(make_learner, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    learner = make_learner(Watching(lambda: torch.backends.cudnn.benchmark))
+    learner.learn(make_task(0))
+    learner.predict(make_task(0).test[0])
+    assert set(learner.network.backbone.seen) == {False}
+    assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="torch before 2.9 has other switches")
+def test_fingerprints_are_taken_in_full_precision(make_learner):
+    learner = make_learner(Watching(lambda: torch.backends.cudnn.conv.fp32_precision))
+    learner.learn(make_task(0))
+    learner.network.backbone.seen.clear()
+    learner.fingerprint(0)
+    assert set(learner.network.backbone.seen) == {"ieee"}
+
+
+def test_images_on_the_learners_device_are_learned_and_evaluated(make_learner):
+    learner, task = make_learner(), make_task(0)
+    device = learner.network.device
+    train, test = (task.train[0].to(device), task.train[1]), (task.test[0].to(device), task.test[1])
+    there = cps.Task(task.classes, train, test=test, val=test)
+    learner.learn(there)
+    assert cps.evaluate(learner, [there], group_sizes=[1])["task_il"]["ACC"] > 0
+
+
+def test_labels_are_where_their_images_are():
+    images = torch.zeros(4, 2, 6, 6, dtype=torch.uint8, device="meta")
+    assert as_examples((images, [0, 1, 0, 1]), torch.tensor).targets.device.type == "meta"
+
+
+class OnCPU(cps.MaxOutput):
+    """A selector that keeps and returns everything on the CPU."""
+
+    name = "OnCPU"
+
+    def observe(self, subnetwork, evidence, labels, earlier):
+        return {"mean": evidence[-1].features.cpu().mean(dim=0)}
+
+    def __call__(self, evidence, statistics, groups):
+        assert {kept["mean"].device for kept in statistics} == {groups.device}
+        return super().__call__(evidence, statistics, groups).cpu()
+
+
+class HalfOnCPU:
+    """A pruner that switches off every second input, in masks on the CPU."""
+
+    def __call__(self, backbone, masks, batches):
+        return {name: mask.cpu() & (torch.arange(mask.shape[1]) % 2 == 0).view(1, -1, *[1] * (mask.ndim - 2))
+                for name, mask in masks.items()}  # fmt: skip
+
+
+def test_pruners_and_selectors_that_compute_on_the_cpu_serve_any_learner(make_learner, tmp_path):
+    learner = make_learner(pruner=HalfOnCPU(), selectors=[OnCPU()])
+    for first in (0, 10):
+        learner.learn(make_task(first))
+    images = make_task(0).test[0]
+    learner.save(tmp_path / "model.cps")
+    settings = {"pruner": HalfOnCPU(), "selectors": [OnCPU()], "fabric": learner.fabric}
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), **settings)
+    assert loaded.predict(images).classes == learner.predict(images).classes
+
+
+def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(0))
+    learner.network._miniatures._members = {0: learner.extract(0).backbone}  # whether it pays or not
+    images = make_task(0).test[0]
+    with torch.inference_mode():
+        before = [learner.predict(images).classes for _ in range(6)]
+    assert [learner.predict(images).classes for _ in range(6)] == before
+    learner.network.forget_images()
+
+
+def test_a_learner_that_holds_what_cannot_be_copied_is_copied_without(make_learner):
+    learner, task = make_learner(), make_task(0)
+    learner.learn(task)
+    learner._trainer._engine = ("key", threading.Lock())
+    learner.network._miniatures._crowds[0,] = threading.Lock()
+    other = copy.deepcopy(learner)
+    assert other._trainer._engine is None
+    assert other.predict(task.test[0]).classes == learner.predict(task.test[0]).classes
+    assert isinstance(other.network._miniatures, Miniatures)
+
+
+def test_seeding_for_one_device_leaves_the_others_alone(monkeypatch):
+    def refuse(seed):
+        raise AssertionError("all GPUs would be seeded, and none put back")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    before = torch.get_rng_state()
+    with seeded(torch.device("cpu"), 1):
+        first = torch.rand(3)
+    with seeded(torch.device("cpu"), 1):
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_engines_are_built_in_turn_with_the_epochs_of_other_threads(fabric, monkeypatch):
+    built = []
+    monkeypatch.setattr(training, "Engine", lambda *_, **how: built.append(seeds._TURNS._is_owned()))
+    training.Trainer(fabric)._built(*[None] * 4, {})
+    assert built == [True]
+
+
+def test_running_out_of_memory_is_called_by_its_name():
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(72, 4)
+
+        def forward(self, images):
+            raise torch.OutOfMemoryError("out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        first_pass(Large(), ["layer.weight"], make_task(0).train[0][:2])
+
+
+@pytest.mark.skipif(ACCELERATOR != "cuda", reason="needs a GPU")
+def test_a_capture_that_fails_leaves_the_gpu_as_it_was(caplog):
+    def impossible(values):
+        return [values * float(values.sum().item())]  # which waits for the GPU
+
+    work, ones = Captured(impossible), torch.ones(4, device="cuda")
+    assert [float(work(ones)[0].sum()) for _ in range(6)] == [16.0] * 6
+    assert "without a CUDA graph" in caplog.text
+    torch.cuda.empty_cache()
+    nn.functional.dropout(ones)
+    double = Captured(lambda values: [values * 2])
+    assert [float(double(ones)[0].sum()) for _ in range(6)] == [8.0] * 6
+    assert len(double._graphs) == 1
