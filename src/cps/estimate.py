@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cps.capture import WARM_CALLS
 from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.learner import Learner
@@ -16,7 +17,7 @@ from cps.seeds import seeded
 from cps.training import Epoch, Trainer
 from cps.views import looks_at
 
-BATCHES = 2  # that are timed, after as many to warm up
+BATCHES = 2  # that are timed
 PRUNING = 4  # epochs that pruning costs, where it looks at all images
 LOOKING = 0.3  # epochs that it costs to let a subnetwork look at all images
 
@@ -38,6 +39,7 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
     with seeded(learner.network.device, 0):
         model = Classifier(backbone, nn.Linear(features, classes * learner.views.turns, device=learner.network.device))
+    warm = WARM_CALLS + 1 if learner.network.device.type == "cuda" else 1  # epochs, until steps are captured
     ends: list[float] = []
 
     def note_time(epoch: Epoch) -> None:
@@ -46,12 +48,12 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
     Trainer(learner.fabric).fit(
         model,
         TensorExamples(noise, torch.arange(len(noise)) % classes),
-        replace(learner.train, epochs=2, batch_size=batch_size),
+        replace(learner.train, epochs=warm + 1, batch_size=batch_size),
         seed=(0,),
         show=Presentation(learner.network.prepare, learner.augment, learner.views),
         after_epoch=note_time,
     )
-    each = (ends[1] - ends[0]) / len(noise)
+    each = (ends[-1] - ends[-2]) / len(noise)
     passes = learner.train.epochs + learner.rounds * learner.retrain.epochs
     passes += PRUNING * learner.rounds * min(1.0, learner.prune_images / images)
     looks = len(looks_at(learner.views.turns, learner.views.mirrors))
