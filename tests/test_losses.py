@@ -14,6 +14,7 @@ from cps.draft import Classifier
 from cps.engine import Engine
 from cps.feed import Plan
 from cps.losses import supervised_contrast
+from cps.pixels import Prepare
 from cps.presentation import Presentation
 
 
@@ -59,12 +60,13 @@ def test_the_contrastive_loss_draws_features_of_a_class_together(make_learner):
 def test_an_engine_takes_the_same_steps_with_another_loss():
     torch.manual_seed(0)
     device, loss = torch.device(ACCELERATOR), cps.Contrastive(weight=1.0)
-    images, labels = torch.randn(16, 2, 6, 6, device=device), torch.arange(16, device=device) % 3
-    backbone, head = conv_net().to(device), nn.Linear(12, 3).to(device)
+    images, labels = torch.randn(16, 2, 6, 6, device=device).double(), torch.arange(16, device=device) % 3
+    backbone, head = conv_net().double().to(device), nn.Linear(12, 3).double().to(device)
     initial = copy.deepcopy(backbone.state_dict())
     model = Classifier(backbone, copy.deepcopy(head))
     training = cps.Training(1, cps.Adam(1e-2), batch_size=16, loss=loss)
-    engine = Engine(model, images, training, Presentation(), is_bf16=False, is_long=False)
+    show = Presentation(Prepare(dtype=torch.float64))
+    engine = Engine(model, images, training, show, is_bf16=False, is_long=False)
     backbone.load_state_dict(initial)
     engine.begin(model, {}, None)
     examples = TensorExamples(images.repeat(3, 1, 1, 1), labels.repeat(3))

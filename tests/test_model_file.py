@@ -56,7 +56,7 @@ def test_a_model_file_round_trips_exactly(learned, tmp_path):
     for name in ("train", "retrain", "pruner", "rounds", "augment", "normalize", "selectors", "seed"):
         assert getattr(loaded, name) == getattr(learner, name)
     loaded.save(tmp_path / "again.cps")
-    again = cps.load(tmp_path / "again.cps", conv_net())
+    again = cps.load(tmp_path / "again.cps", conv_net(), fabric=learner.fabric)
     assert again.fingerprint(1) == learner.fingerprint(1)
 
 
@@ -175,7 +175,8 @@ def test_a_hostile_file_is_refused_with_what_is_wrong(learned, tmp_path, change,
 
 def test_negative_control_an_unchanged_rewritten_file_loads(learned, tmp_path):
     rewrite(learned, tmp_path / "same.cps")
-    assert cps.load(tmp_path / "same.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)
+    loaded = cps.load(tmp_path / "same.cps", conv_net(), fabric=learned[0].fabric)
+    assert loaded.fingerprint(0) == learned[0].fingerprint(0)
 
 
 def test_a_setting_that_names_foreign_code_is_not_imported(learned, tmp_path):
@@ -215,7 +216,7 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
 FULL_DISK = """
 import resource, sys, cps
 from conftest import conv_net
-learner = cps.load(sys.argv[1], conv_net())
+learner = cps.load(sys.argv[1], conv_net(), fabric=cps.make_fabric(accelerator="cpu"))
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 try:
     learner.save(sys.argv[1])
@@ -233,7 +234,7 @@ def test_a_full_disk_while_saving_loses_nothing(learned, tmp_path):
     )
     assert "untouched" in done.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.cps"]
-    assert cps.load(path, conv_net()).fingerprint(1) == learned[0].fingerprint(1)
+    assert cps.load(path, conv_net(), fabric=learned[0].fabric).fingerprint(1) == learned[0].fingerprint(1)
 
 
 def test_whatever_is_written_in_one_step_names_the_file_and_leaves_the_old_one_when_the_disk_is_full(tmp_path):
@@ -281,7 +282,8 @@ def test_saving_through_a_link_replaces_what_it_points_to(learned, tmp_path):
     (tmp_path / "link.cps").symlink_to(tmp_path / "real.cps")
     learned[0].save(tmp_path / "link.cps")
     assert (tmp_path / "link.cps").is_symlink()
-    assert cps.load(tmp_path / "real.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)
+    loaded = cps.load(tmp_path / "real.cps", conv_net(), fabric=learned[0].fabric)
+    assert loaded.fingerprint(0) == learned[0].fingerprint(0)
 
 
 def test_a_file_is_as_readable_as_any_other(learned, tmp_path):
@@ -399,4 +401,5 @@ def test_a_file_of_before_ranges_were_noted_loads(learned, tmp_path):
     assert len(header.pop("input_range")) == 2
     text = json.dumps(header)
     save_file(tensors, tmp_path / "old.cps", {**meta, "header": text, "digest": storage._sha(text)})
-    assert cps.load(tmp_path / "old.cps", conv_net()).fingerprint(0) == learned[0].fingerprint(0)
+    loaded = cps.load(tmp_path / "old.cps", conv_net(), fabric=learned[0].fabric)
+    assert loaded.fingerprint(0) == learned[0].fingerprint(0)

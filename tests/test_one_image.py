@@ -12,6 +12,7 @@ from torch.distributions import MultivariateNormal
 import cps
 from conftest import make_task
 from cps.cascade import _evened, _unpacked
+from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import how_familiar
 from cps.selection import best_task, select
@@ -297,10 +298,10 @@ def test_tasks_learned_in_other_views_answer_together(make_learner):
     miniatures = {task: learner.extract(task).backbone for task in range(3)}
     learner.network._miniatures._members = dict(miniatures)  # whether they pay or not
     images = make_task(0).test[0]
-    for task, outputs in enumerate(learner.network.outputs([images], range(3))):
-        torch.testing.assert_close(
-            outputs.logits, learner.network.whole_outputs([images], task).logits, rtol=1e-3, atol=1e-3
-        )
+    with full_precision():
+        for task, outputs in enumerate(learner.network.outputs([images], range(3))):
+            expected = learner.network.whole_outputs([images], task).logits
+            torch.testing.assert_close(outputs.logits, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, [8]), (12, [60, 36]), (100, [100] * 8)])
@@ -309,10 +310,11 @@ def test_few_images_pass_in_all_looks_at_once_and_many_look_by_look(make_learner
     learner.learn(make_task(0))
     images, passed = torch.randn(number, 2, 6, 6, generator=torch.Generator().manual_seed(0)), []
     learner.network.backbone.register_forward_hook(lambda _module, given, _features: passed.append(len(given[0])))
-    found = learner.network.whole_outputs([images], 0)
-    assert passed == sizes
-    monkeypatch.setattr("cps.views.AT_ONCE", 1)
-    one_by_one = learner.network.whole_outputs([images], 0)
+    with full_precision():
+        found = learner.network.whole_outputs([images], 0)
+        assert passed == sizes
+        monkeypatch.setattr("cps.views.AT_ONCE", 1)
+        one_by_one = learner.network.whole_outputs([images], 0)
     assert len(passed) == len(sizes) + 8
     torch.testing.assert_close(found.logits, one_by_one.logits, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(found.features, one_by_one.features, rtol=1e-3, atol=1e-3)
