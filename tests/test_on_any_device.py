@@ -135,6 +135,33 @@ def test_engines_are_built_in_turn_with_the_epochs_of_other_threads(fabric, monk
     assert built == [True]
 
 
+class Pairs(torch.utils.data.Dataset):
+    """A task's images as a data set, which takes plain steps."""
+
+    def __init__(self, task):
+        self.images, self.labels = task.train
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
+
+
+def test_plain_steps_in_mixed_precision_take_any_loss(make_learner):
+    fabric, task = cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed"), make_task(0)
+    training = cps.Training(1, cps.Adam(1e-2), batch_size=16, loss=cps.Contrastive())
+    learner = make_learner(train=training, retrain=training, fabric=fabric)
+    learner.learn(cps.Task(task.classes, Pairs(task)))
+    assert learner.predict(task.test[0]).classes
+
+
+def test_a_backbone_in_float64_is_refused_in_mixed_precision(make_learner):
+    fabric = cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed")
+    with pytest.raises(ValueError, match="float64 cannot be trained in bf16-mixed; pass fabric="):
+        make_learner(conv_net().double(), fabric=fabric).learn(make_task(0))
+
+
 def test_running_out_of_memory_is_called_by_its_name():
     class Large(nn.Module):
         def __init__(self):

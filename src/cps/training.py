@@ -91,6 +91,7 @@ class Trainer:
         if start >= training.epochs:
             return
         guard = guard or {}
+        _check_types(model, self.fabric)
         examples = examples.to(self.fabric.device)
         is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
         engine = self._engine_for(model, examples, training, show, guard, is_long)
@@ -174,6 +175,15 @@ class Trainer:
         if what not in self._told:
             log.warning(what)
             self._told.add(what)
+
+
+def _check_types(model: Classifier, fabric: "Fabric") -> None:
+    precision = precision_of(fabric)
+    if precision != "32-true" and any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+        raise ValueError(
+            f"a backbone in float64 cannot be trained in {precision}; pass "
+            "fabric=cps.make_fabric(precision='32-true'), or the backbone in float32"
+        )
 
 
 def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
