@@ -27,7 +27,7 @@ from cps.growing import checkpoint_of
 from cps.loaders import loader_of
 from cps.lock import locked
 from cps.masks import share_on
-from cps.terminal import json_text
+from cps.terminal import CtrlC, json_text
 
 CPU = ["--accelerator", "cpu"]
 
@@ -477,6 +477,23 @@ def test_watching_prints_a_line_for_each_arrival_and_ctrl_c_ends_it(parts, tmp_p
     assert "Traceback" not in stderr
 
 
+def test_ctrl_c_is_known_though_its_interrupt_was_swallowed(monkeypatch):
+    class Tidying:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    ignored, stop = [], CtrlC()
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with stop:
+        Tidying()
+        assert stop()
+    assert [error.exc_type for error in ignored] == [KeyboardInterrupt]
+    with stop:
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
 def predicted(*arguments):
     return [json.loads(line) for line in run("predict", *arguments, "--json", *CPU).stdout.splitlines()]
 
@@ -629,7 +646,7 @@ def test_images_that_arrive_while_watching_starts_are_new(parts, tmp_path, monke
         return real(*arguments)
 
     monkeypatch.setattr(cli_predict, "_followed", slow)
-    monkeypatch.setattr(cli_predict, "_write_coming", lambda coming, folder, write: seen.append(next(coming).path.name))
+    monkeypatch.setattr(cli_predict, "_write_coming", lambda coming, *_: seen.append(next(coming).path.name))
     run("predict", "--watch", tmp_path, "--model", parts[0] / "parts.cps", *CPU)
     assert seen == ["early.png"]
 
@@ -643,7 +660,7 @@ def test_a_named_image_in_a_watched_folder_is_predicted_once(parts, tmp_path, mo
         shutil.copy(image, box / "named.png")
         return real(*arguments)
 
-    def first_of(coming, folder, write):
+    def first_of(coming, *_):
         shutil.copy(image, box / "z-later.png")
         seen.append(next(coming).path.name)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cps.arrivals import State, states_in
 from cps.loaders import Loader, loader_of
-from cps.terminal import console, errors, json_text, printable, progress_bar, shown, warn
+from cps.terminal import CtrlC, console, errors, json_text, printable, progress_bar, shown, warn
 
 if TYPE_CHECKING:
     from cps.following import Followed
@@ -65,7 +65,8 @@ def predict(
     files = inbox.find_images(images) if images else []
     seen |= _named(files, watch)
     current = partial(_current, followed, task)
-    coming = inbox.watch(current, watch, seen=seen, **asked) if watch is not None else iter(())
+    stop = CtrlC()
+    coming = inbox.watch(current, watch, seen=seen, until=stop, **asked) if watch is not None else iter(())
     _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
     is_table = not (as_json or as_csv or watch)
@@ -78,7 +79,7 @@ def predict(
         for answer in _with_bar(found, len(files)):
             write(answer)
     if watch is not None:
-        _write_coming(unreadable.counted(coming), watch, write)
+        _write_coming(unreadable.counted(coming), watch, write, stop)
     if unreadable.number:
         errors.print(f"{unreadable.number} image(s) could not be read", highlight=False)
         raise typer.Exit(SOME_UNREADABLE)
@@ -92,13 +93,12 @@ def _named(files: list[Path], folder: Path | None) -> dict[Path, State | None]:
     return {path: state for path, state in states_in(folder).items() if os.path.abspath(path) in named}
 
 
-def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[Answer], None]") -> None:
-    errors.print(f"watching {shown(folder)}; Ctrl-C stops")
-    try:
+def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[Answer], None]", stop: CtrlC) -> None:
+    with stop:
+        errors.print(f"watching {shown(folder)}; Ctrl-C stops")
         for answer in coming:
             write(answer)
-    except KeyboardInterrupt:
-        errors.print("stopped")
+    errors.print("stopped")
 
 
 def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]":

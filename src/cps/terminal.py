@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import sys
 import time
 import warnings
@@ -58,6 +59,31 @@ def going_on(is_saved: Callable[[], bool]) -> Iterator[None]:
     except KeyboardInterrupt:
         saved = "What was learned is saved: give the same command again to go on."
         raise KeyboardInterrupt(saved if is_saved() else "Nothing was learned yet; all is as it was.") from None
+
+
+class CtrlC:
+    """Ctrl-C ends what is inside, soon even if something that tidied up just then has swallowed the interrupt.
+
+    Whatever goes on for ever is to ask whether it was pressed.
+    """
+
+    def __init__(self) -> None:
+        self._is_pressed = False
+
+    def __call__(self) -> bool:
+        """Say whether it was pressed."""
+        return self._is_pressed
+
+    def __enter__(self) -> None:
+        self._before = signal.signal(signal.SIGINT, self._press)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        signal.signal(signal.SIGINT, self._before)
+        return kind is KeyboardInterrupt
+
+    def _press(self, *_: object) -> None:
+        self._is_pressed = True
+        raise KeyboardInterrupt
 
 
 class Lines:
