@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=None, help="a folder to save the model of each variant in")
     parser.add_argument("--latency", action="store_true", help="only time the predictions of the saved models")
     arguments = parser.parse_args()
+    if arguments.latency and arguments.models is None:
+        parser.error("--latency needs --models, the folder of the saved models")
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
@@ -147,6 +149,8 @@ def main() -> None:
             done[key]["milliseconds"] = _milliseconds(cps.load(model, recipe.drawn(arguments.seed)))
         elif key not in done:
             done[key] = _measure(arguments, recipe, model)
+        else:
+            continue
         write_text(arguments.out, compact(done))
         print(key, json.dumps(done[key]), flush=True)
 

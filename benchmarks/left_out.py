@@ -21,6 +21,12 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "task found": lambda run: run["selection"]["cascade"],
     "task known": lambda run: run["task_il"],
 }
+COSTS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], float]]] = {  # of a run beside a whole one
+    "AUROC of strangers": ("{:.2f}", lambda run, _: run["strangers"]["AUROC"]),
+    "weights taken": ("{:.0f}", lambda run, _: run["taken"]),
+    "training time": ("{:.2f} x", lambda run, whole: run["minutes"] / whole["minutes"]),
+    "operations an image": ("{:.0f} G", lambda run, _: run["operations"] / 1e9),
+}
 
 
 def ablation_table() -> str:
@@ -29,19 +35,10 @@ def ablation_table() -> str:
     rows = []
     for variant, what in LEFT_OUT.items():
         found = [(run, runs["single"][order]) for order, run in runs[variant].items()]
-        times = [run["minutes"] / whole["minutes"] for run, whole in found]
-        rows.append([
-            what,
-            *(_against([(measure(run), measure(whole)) for run, whole in found]) for measure in MEASURES.values()),
-            *(f"{statistics.fmean(values):.{digits}f}{unit}" for values, digits, unit in (
-                ([run["strangers"]["AUROC"] for run, _ in found], 2, ""),
-                ([run["taken"] for run, _ in found], 0, ""),
-                (times, 2, " x"),
-                ([run["operations"] / 1e9 for run, _ in found], 0, " G"),
-            )),
-            " ".join(map(str, runs[variant])),
-        ])  # fmt: skip
-    head = ["left out", *MEASURES, "AUROC of strangers", "weights taken", "training time", "operations an image"]
+        worth = [_against([(of(run), of(whole)) for run, whole in found]) for of in MEASURES.values()]
+        costs = [form.format(statistics.fmean(of(*pair) for pair in found)) for form, of in COSTS.values()]
+        rows.append([what, *worth, *costs, " ".join(map(str, runs[variant]))])
+    head = ["left out", *MEASURES, *COSTS]
     run = next(iter(runs["single"].values()))
     note = "In %, test images, the first five of ten tasks of `cifar100-10-single`; in brackets the difference to the "
     note += "whole recipe in the same orders. Two runs shared the GPU all the time, so times are ratios; "

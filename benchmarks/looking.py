@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import cps
+from benchmarks.selecting import add_subnetwork, evidence_of
 from benchmarks.timing import compare, row
 from cps import views
 from cps.network import SharedNetwork
 from cps.recipes import SURE
-from cps.subnetwork import Subnetwork
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -27,9 +27,9 @@ def looking(fabric: "Fabric") -> list[dict[str, Any]]:
     """Compare eight looks at an image with eight passes, with two looks (upright, mirrored), and with one."""
     device = fabric.device
     image, pairs = torch.rand(1, 3, 32, 32), 5 if device.type == "cpu" else 30
-    eight = partial(_evidence, _network(device, turns=4, mirrors=True), image)
-    two = partial(_evidence, _network(device, turns=1, mirrors=True), image)
-    one = partial(_evidence, _network(device, turns=1, mirrors=False), image)
+    eight = partial(evidence_of, _network(device, turns=4, mirrors=True), image)
+    two = partial(evidence_of, _network(device, turns=1, mirrors=True), image)
+    one = partial(evidence_of, _network(device, turns=1, mirrors=False), image)
     others = {"look by look": (partial(_look_by_look, eight), 1.0), "two looks": (two, None), "one": (one, None)}
     return [
         row(f"{TASKS} subnetworks look at one image eight times, against {name}",
@@ -59,20 +59,11 @@ def choosing(fabric: "Fabric") -> list[dict[str, Any]]:
 def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwork:
     torch.manual_seed(0)
     network = SharedNetwork(cps.resnet18(3))
-    features = network.backbone(torch.zeros(1, 3, 32, 32)).shape[1]
-    for task in range(TASKS):
+    for _ in range(TASKS):
         masks = {name: torch.rand(taken.shape) < ON for name, taken in network.taken.items()}
-        head = {"weight": torch.randn(CLASSES * turns, features), "bias": torch.randn(CLASSES * turns)}
-        private = {name: value.clone() for name, value in network.initial.items()}
-        names = tuple(range(CLASSES * task, CLASSES * task + CLASSES))
-        network.subnetworks.append(Subnetwork(names, masks, private, head, mirrors=mirrors))
-    network.input_shape = (3, 32, 32)
+        add_subnetwork(network, masks, CLASSES, turns=turns, mirrors=mirrors)
     network.to(device)
     return network
-
-
-def _evidence(network: SharedNetwork, image: torch.Tensor) -> None:
-    list(network.evidence([image]))
 
 
 def _look_by_look(work: Callable[[], None]) -> None:

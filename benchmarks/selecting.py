@@ -22,7 +22,7 @@ from benchmarks.timing import compare, entry, row
 from benchmarks.training import WIDTHS
 from cps.capture import Captured
 from cps.cost import describe_costs
-from cps.masks import pack, unpack
+from cps.masks import Masks, pack, unpack
 from cps.network import SharedNetwork
 from cps.subnetwork import Subnetwork
 
@@ -46,15 +46,15 @@ def selecting(fabric: "Fabric") -> list[dict[str, Any]]:
         def line(what: str, first: Callable, second: Callable, limit: float | None = None) -> None:
             rows.append(row(what, *compare(first, second, device, pairs=pairs), limit))
 
-        evidence = partial(_evidence, ten, images)
+        evidence = partial(evidence_of, ten, images)
         line(f"evidence of 10 subnetworks, {many}, against one dense pass", evidence, dense, limit)
         line(f"the same against the fastest dense pass ({_kind(device)})", evidence, _fastest(ten, images))
         if batch < 128:
             line(f"ten masked passes, {many}, against one dense pass", naive, dense)
         line(
             f"evidence of 20 subnetworks, {many}, against that of the first 10",
-            partial(_evidence, twenty, images),
-            partial(_evidence, half, images),
+            partial(evidence_of, twenty, images),
+            partial(evidence_of, half, images),
             2.0,
         )
     return rows
@@ -64,16 +64,25 @@ def paper_network(run: int, device: torch.device, *, tasks: int | None = None) -
     """Return a network with the masks of a real run of so many tasks, or of its first ones."""
     torch.manual_seed(0)
     network = SharedNetwork(cps.resnet18(3, WIDTHS))
-    packed, classes = load_file(_file(run)), 100 // run
+    packed = load_file(_file(run))
     for task in range(tasks or run):
         masks = {name: unpack(packed[f"{task}/{name}"], taken.shape).clone() for name, taken in network.taken.items()}
-        head = {"weight": torch.randn(classes, WIDTHS[-1]), "bias": torch.randn(classes)}
-        private = {name: value.clone() for name, value in network.initial.items()}
-        names = tuple(range(classes * task, classes * task + classes))
-        network.subnetworks.append(Subnetwork(names, masks, private, head))
-    network.input_shape = (3, 32, 32)
+        add_subnetwork(network, masks, 100 // run)
     network.to(device)
     return network
+
+
+def add_subnetwork(
+    network: SharedNetwork, masks: Masks, classes: int, *, turns: int = 1, mirrors: bool = False
+) -> None:
+    """Add a subnetwork of CIFAR's images with these masks and a random head."""
+    network.input_shape = (3, 32, 32)
+    first, outputs = classes * len(network.subnetworks), classes * turns
+    features = network.backbone(torch.zeros(1, *network.input_shape)).shape[1]
+    head = {"weight": torch.randn(outputs, features), "bias": torch.randn(outputs)}
+    private = {name: value.clone() for name, value in network.initial.items()}
+    names = tuple(range(first, first + classes))
+    network.subnetworks.append(Subnetwork(names, masks, private, head, mirrors=mirrors))
 
 
 def keep_masks(model: Path) -> None:
@@ -121,7 +130,8 @@ def _operations_of_kernels(network: SharedNetwork) -> float:
     return sum(2.0 * int(own[name].sum()) * size * pixels[name] for own in masks for name, size in sizes.items())
 
 
-def _evidence(network: SharedNetwork, images: Tensor) -> None:
+def evidence_of(network: SharedNetwork, images: Tensor) -> None:
+    """Ask all subnetworks."""
     list(network.evidence([images]))
 
 

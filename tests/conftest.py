@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import Dataset
 
 import cps
 from cps.devices import make_fabric
@@ -37,6 +38,19 @@ def make_learner(fabric):
         return cps.Learner(backbone or conv_net(), **{**quick, **settings})
 
     return make
+
+
+class ListDataset(Dataset):
+    """Images and labels as a data set, which tells nothing before it is read."""
+
+    def __init__(self, images, labels):
+        self.images, self.labels = images, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.images[index], self.labels[index]
 
 
 def conv_net(channels=2):

@@ -9,7 +9,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
 import cps
-from conftest import ACCELERATOR, make_task
+from conftest import ACCELERATOR, ListDataset, make_task
 from cps.data import as_examples
 from cps.images import as_images
 from cps.subnetwork import local_labels
@@ -91,17 +91,6 @@ def test_a_data_set_is_learned_with_worker_processes(make_learner):
     # On tensors a GPU takes other steps than on images that are read from a data set.
     alone.learn(cps.Task([0, 1], train=(images, labels) if ACCELERATOR == "cpu" else ListDataset(images, labels)))
     assert learner.fingerprint(0) == alone.fingerprint(0)
-
-
-class ListDataset(Dataset):
-    def __init__(self, images, labels):
-        self.images, self.labels = images, labels
-
-    def __len__(self):
-        return len(self.labels)
-
-    def __getitem__(self, index):
-        return self.images[index], self.labels[index]
 
 
 def test_pad_crop_shifts_each_image_by_its_own_draw():

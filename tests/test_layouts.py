@@ -8,7 +8,7 @@ import cps
 from conftest import conv_net, make_task
 from cps.masks import BITS, masked
 from cps.partition import laid_out_as, move
-from cps.probe import first_pass, has_place_for
+from cps.probe import has_place_for
 
 
 class Transposed:
@@ -75,20 +75,3 @@ def test_a_table_has_no_place_for_noise_and_other_layers_have():
     assert not has_place_for(Table(), noise)
     assert has_place_for(nn.Linear(5, 2), noise)
     assert has_place_for(nn.Linear(7, 2), noise), "what fails for another reason fails where it is used"
-
-
-def test_the_first_look_holds_its_precision_against_other_threads():
-    class Watching(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(72, 4)
-
-        def forward(self, images):
-            held.append(torch.backends.cudnn.deterministic)
-            return self.layer(images.flatten(1))
-
-    held = []
-    first_pass(Watching(), ["layer.weight"], make_task(0).train[0][:2])
-    assert held
-    assert all(held)
-    assert not torch.backends.cudnn.deterministic

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import cps
-from conftest import ACCELERATOR, conv_net, make_task
+from conftest import ACCELERATOR, ListDataset, conv_net, make_task
 from cps import seeds, training
 from cps.capture import Captured
 from cps.data import as_examples
@@ -45,6 +45,13 @@ def test_fingerprints_are_taken_in_full_precision(make_learner):
     learner.network.backbone.seen.clear()
     learner.fingerprint(0)
     assert set(learner.network.backbone.seen) == {"ieee"}
+
+
+def test_the_first_look_holds_its_precision_against_other_threads():
+    backbone = Watching(lambda: torch.backends.cudnn.deterministic)
+    first_pass(backbone, ["layer.weight"], make_task(0).train[0][:2])
+    assert set(backbone.seen) == {True}
+    assert not torch.backends.cudnn.deterministic
 
 
 def test_images_on_the_learners_device_are_learned_and_evaluated(make_learner):
@@ -135,24 +142,11 @@ def test_engines_are_built_in_turn_with_the_epochs_of_other_threads(fabric, monk
     assert built == [True]
 
 
-class Pairs(torch.utils.data.Dataset):
-    """A task's images as a data set, which takes plain steps."""
-
-    def __init__(self, task):
-        self.images, self.labels = task.train
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return self.images[index], self.labels[index]
-
-
 def test_plain_steps_in_mixed_precision_take_any_loss(make_learner):
     fabric, task = cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed"), make_task(0)
     training = cps.Training(1, cps.Adam(1e-2), batch_size=16, loss=cps.Contrastive())
     learner = make_learner(train=training, retrain=training, fabric=fabric)
-    learner.learn(cps.Task(task.classes, Pairs(task)))
+    learner.learn(cps.Task(task.classes, ListDataset(*task.train)))
     assert learner.predict(task.test[0]).classes
 
 

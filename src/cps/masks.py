@@ -77,7 +77,7 @@ def smaller(masks: Masks, before: Masks) -> Masks:
 def first_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
     """Return the name of a weight that has another value where its mask is on; None if there is none."""
     for name, value in after.items():
-        if not torch.equal(torch.where(masks[name], before[name], 0.0), torch.where(masks[name], value, 0.0)):
+        if not torch.equal(masked(before[name], masks[name]), masked(value, masks[name])):
             return name
     return None
 

@@ -5,7 +5,7 @@ copy per task: everything else (norm layers with their statistics, biases, embed
 """
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,11 +57,7 @@ def put_channels_last(module: nn.Module) -> nn.Module:
 
 def move(module: nn.Module, device: torch.device) -> None:
     """Move a module to a device; buffers that are one tensor stay one, which torch alone would part."""
-    moved: dict[int, Tensor] = {}
-    for part in module.modules():
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
+    _change_buffers(module, lambda buffer: buffer.to(device))
     module.to(device)
 
 
@@ -154,10 +150,13 @@ def own_memory(backbone: nn.Module) -> None:
     """Give tensors plain memory of their own: expanded buffers cannot be written, and a file keeps no layouts."""
     for parameter in backbone.parameters():
         parameter.data = parameter.data.contiguous()
-    copies: dict[int, Tensor] = {}
-    for module in backbone.modules():
-        for name, buffer in module._buffers.items():
+    _change_buffers(backbone, lambda buffer: buffer.clone(memory_format=torch.contiguous_format))
+
+
+def _change_buffers(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Put something in the place of each buffer; those that are one tensor stay one."""
+    changed: dict[int, Tensor] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
             if buffer is not None:
-                module._buffers[name] = copies.setdefault(
-                    id(buffer), buffer.clone(memory_format=torch.contiguous_format)
-                )
+                part._buffers[name] = changed.setdefault(id(buffer), change(buffer))

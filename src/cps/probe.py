@@ -86,10 +86,8 @@ def has_place_for(backbone: nn.Module, pixels: Tensor) -> bool:
     move(on_cpu, torch.device("cpu"))
     try:
         on_cpu(pixels.cpu())
-    except IndexError:
-        return False
-    except Exception:  # it may need its GPU for that
-        return True
+    except Exception as error:  # of another kind where it needs its GPU
+        return not isinstance(error, IndexError)
     return True
 
 

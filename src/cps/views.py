@@ -114,7 +114,8 @@ def passes(images: Tensor, looks: Sequence[Look]) -> Iterator[tuple[Sequence[Loo
     together = max(1, AT_ONCE // max(1, len(images)))
     for start in range(0, len(looks), together):
         some = looks[start : start + together]
-        yield some, torch.cat([look(images) for look in some])
+        turned = [look(images) for look in some]
+        yield some, turned[0] if len(some) == 1 else torch.cat(turned)
 
 
 def class_logits(features: Sequence[Tensor], looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
