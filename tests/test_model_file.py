@@ -228,7 +228,7 @@ except OSError as error:
 def test_a_full_disk_while_saving_loses_nothing(learned, tmp_path):
     path = tmp_path / "model.cps"
     path.write_bytes(learned[1].read_bytes())
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)], env=environment, capture_output=True, text=True, check=True
     )

@@ -174,11 +174,18 @@ def test_a_capture_that_fails_leaves_the_gpu_as_it_was(caplog):
     def impossible(values):
         return [values * float(values.sum().item())]  # which waits for the GPU
 
-    work, ones = Captured(impossible), torch.ones(4, device="cuda")
-    assert [float(work(ones)[0].sum()) for _ in range(6)] == [16.0] * 6
-    assert "without a CUDA graph" in caplog.text
+    pool = torch.cuda.graph_pool_handle()
+    work, double = Captured(impossible, pool), Captured(lambda values: [values * 2], pool)
+    ones = torch.ones(4, device="cuda")
+    for _ in range(2):  # a second failure is left as well as the first
+        assert [float(work(ones)[0].sum()) for _ in range(6)] == [16.0] * 6
+        work._impossible = False
+    assert caplog.text.count("without a CUDA graph: CUDA error") == 2
     torch.cuda.empty_cache()
     nn.functional.dropout(ones)
-    double = Captured(lambda values: [values * 2])
     assert [float(double(ones)[0].sum()) for _ in range(6)] == [8.0] * 6
     assert len(double._graphs) == 1
+    before = torch.cuda.memory_reserved()
+    torch.zeros(2**26, device="cuda")
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before  # what comes later is given back

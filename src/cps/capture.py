@@ -16,6 +16,7 @@ WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chos
 MOST_GRAPHS = 8  # of one function, each with memory of its own
 
 _TURNS = threading.Lock()  # for captures, of which a process has one at a time
+_FAILED: dict[Any, torch.cuda.CUDAGraph] = {}  # of pools, which torch fills no more, and whose graphs it still looks at
 
 
 class Captured:
@@ -61,7 +62,7 @@ class Captured:
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
         """Capture the work on inputs of these shapes: one thread at a time, while others may go on with theirs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        pool = self._pool or torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle() if self._pool is None or self._pool in _FAILED else self._pool
         with _TURNS, _no_inference():
             places = tuple(value.clone() for value in inputs)
             torch.cuda.synchronize()
@@ -70,6 +71,7 @@ class Captured:
                 with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
                     outputs = self._work(*places)
             except RuntimeError as error:
+                _FAILED[pool] = graph
                 _end_capture(stream, pool)
                 if isinstance(error.__context__, KeyboardInterrupt):
                     raise error.__context__ from None
@@ -94,11 +96,14 @@ def _no_inference() -> Iterator[None]:
 
 
 def _end_capture(stream: torch.cuda.Stream, pool: Any) -> None:
-    """Leave a capture that has failed: its stream, and its memory, from which all would be taken otherwise."""
+    """Leave a capture that has failed: its stream, its memory, from which all would be taken otherwise, its draws."""
     torch.cuda.set_stream(stream)
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore
     torch.cuda.synchronize()
+    counter, own = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own, capture_error_mode="thread_local"):
+        counter.add_(1)  # a capture that ends well lets random numbers be drawn again, as the failed one did not
 
 
 def compiled_alone(method: Any) -> Any:
