@@ -16,6 +16,7 @@ from cps.devices import make_fabric
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
 ACCELERATOR = os.environ.get("CPS_TEST_ACCELERATOR", "cpu")
+ROUNDING = {} if ACCELERATOR == "cpu" else {"rtol": 5e-3, "atol": 5e-3}  # a GPU predicts in half precision
 
 
 @pytest.fixture(scope="session")

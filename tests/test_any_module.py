@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import cps
-from conftest import ACCELERATOR, conv_net, make_task
+from conftest import ACCELERATOR, ROUNDING, conv_net, make_task
 from cps.devices import full_precision
 from cps.draft import Draft
 
@@ -298,7 +298,7 @@ def test_work_in_place_does_not_reach_the_next_look(make_learner, views):
         said.append((learner.evidence(images)[0].logits, learner.extract(0)(images)))
         assert torch.equal(images, given)
     for ours, plain in zip(*said, strict=True):
-        torch.testing.assert_close(ours, plain)
+        torch.testing.assert_close(ours, plain, **ROUNDING)
 
 
 def test_layers_that_run_again_in_the_backward_pass_are_learned(make_learner):
@@ -591,7 +591,7 @@ def test_classes_are_learned_in_four_turns_and_found_in_every_turn(make_learner,
         assert loaded.views == views
         assert loaded.network.subnetworks[0].mirrors == views.mirrors
         small = learner.extract(0)
-        torch.testing.assert_close(small(images.to(learner.network.device)), outputs.logits, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(small(images.to(learner.network.device)), outputs.logits, **ROUNDING)
 
 
 def test_a_single_class_is_learned_in_its_four_turns(make_learner):

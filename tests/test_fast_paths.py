@@ -596,6 +596,21 @@ def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
     assert seen == [before]
 
 
+def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monkeypatch):
+    crowd, launched = Crowd([nn.Flatten(), nn.Sequential(nn.Flatten(), nn.ReLU())]), []
+
+    def launch(pixels):
+        launched.append(len(pixels))
+        return [network(pixels) for network in crowd.networks]
+
+    monkeypatch.setattr(crowd, "_captured", launch)
+    monkeypatch.setattr("cps.crowd.LAUNCH", 3 * 48)
+    images = torch.randn(7, 3, 4, 4)
+    features = crowd._in_launches(images)
+    assert launched == [3, 3, 1]
+    assert all(torch.equal(seen, network(images)) for seen, network in zip(features, crowd.networks, strict=True))
+
+
 @needs_gpu
 def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner):
     training = cps.Training(4, cps.Adam(1e-2), cps.Cosine(), batch_size=8)

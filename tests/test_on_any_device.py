@@ -111,11 +111,27 @@ def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
     learner.network.forget_images()
 
 
+def test_a_prediction_is_the_same_however_often_it_was_asked_for(make_learner):
+    learner = make_learner()
+    for first in (0, 10):
+        learner.learn(make_task(first))
+    images = make_task(0).test[0]
+    shares = [learner.predict(images).share for _ in range(6)]  # from the fourth on a GPU replays a graph
+    assert all(torch.equal(share, shares[0]) for share in shares)
+    assert not torch.equal(learner.predict(images.flip(0)).share, shares[0])
+
+
+def test_a_gpu_predicts_by_small_networks_even_where_they_are_as_large_as_the_whole(make_learner):
+    learner = make_learner(pruner=cps.Magnitude(0.9))
+    learner.learn(make_task(0))
+    assert learner.network._miniatures.pays(0) == (ACCELERATOR == "cuda")
+
+
 def test_a_learner_that_holds_what_cannot_be_copied_is_copied_without(make_learner):
     learner, task = make_learner(), make_task(0)
     learner.learn(task)
     learner._trainer._engine = ("key", threading.Lock())
-    learner.network._miniatures._crowds[0,] = threading.Lock()
+    learner.network._miniatures._crowds[1, 2] = threading.Lock()
     other = copy.deepcopy(learner)
     assert other._trainer._engine is None
     assert other.predict(task.test[0]).classes == learner.predict(task.test[0]).classes

@@ -11,6 +11,7 @@ from torch.distributions import MultivariateNormal
 
 import cps
 from conftest import make_task
+from cps import cascade
 from cps.cascade import _evened, _unpacked
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
@@ -387,3 +388,12 @@ def test_a_stream_starts_anew_when_a_task_was_forgotten(learner):
     learner.forget(2)
     stream.predict(make_task(0).test[0])
     assert stream.tasks.shape == (2,)
+
+
+def test_of_what_the_cascade_keeps_ready_only_the_latest_stays(make_learner):
+    learner, kept = make_learner(), []
+    for first in (0, 10, 20):
+        learner.learn(make_task(first))
+        learner.predict(make_task(first).test[0])
+        kept.append(learner.network.statistics("Cascade")[-1]["means"])
+    assert [means in cascade._READY for means in kept] == [False, False, True]

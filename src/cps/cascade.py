@@ -7,7 +7,7 @@ those of all later tasks, every class being taken for a normal distribution.
 """
 
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from cps.capture import Captured
 from cps.devices import in_double
 from cps.evidence import Evidence, Outputs
 from cps.plain import setting
@@ -80,14 +81,16 @@ class Cascade:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
-        return mean_by_group(self.alone(list(evidence), self._kept_ready(statistics)), groups)
+        parts = [part for outputs in list(evidence) for part in (outputs.features, outputs.logits)]
+        (scores,) = self._kept_scorer(statistics)(*parts)
+        return mean_by_group(scores, groups)
 
     def _size(self, task: int) -> int:
         """Return the numbers to look at of a task's features: fewer of later ones, which fewer stages see."""
         return max(min(self.size, FEWEST), HALVED_AT * self.size // (task + HALVED_AT))
 
-    def _kept_ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return what `ready` does, computed once for as long as the same numbers are at hand."""
+    def _kept_scorer(self, statistics: Sequence[Statistics]) -> Callable[..., list[Tensor]]:
+        """Return what gives the scores, made once for as long as the same numbers are at hand."""
         means = [kept["means"] for kept in statistics]
         known = _READY.setdefault(means[-1], {})
         found = known.get(self)
@@ -96,8 +99,19 @@ class Cascade:
             or len(found[0]) != len(means)
             or any(a() is not b for a, b in zip(found[0], means, strict=True))
         ):
-            found = known[self] = [weakref.ref(value) for value in means], self.ready(statistics)
+            for earlier in means[:-1]:
+                _READY.pop(earlier, None)
+            found = known[self] = [weakref.ref(value) for value in means], self._scorer(self.ready(statistics))
         return found[1]
+
+    def _scorer(self, ready: Sequence[Statistics]) -> Callable[..., list[Tensor]]:
+        """Return what gives the scores from features and logits of each task in turn: on a GPU in one launch."""
+
+        def scores(*parts: Tensor) -> list[Tensor]:
+            evidence = [Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
+            return [self.alone(evidence, ready)]
+
+        return Captured(scores) if ready[0]["level"].is_cuda else scores
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return, for each stage, the discriminant that tells its task's classes from all later ones."""

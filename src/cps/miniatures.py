@@ -10,17 +10,17 @@ from cps.extraction import extracted
 from cps.views import Look, passes
 
 CROWDS = 4  # that are kept ready
+LAUNCHED = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
 
 
 class Miniatures:
-    """Small networks by task: as they are extracted, and, where that pays, as they predict in a crowd."""
+    """Small networks by task, where they pay, as they predict in a crowd."""
 
     def __init__(
         self, backbone: nn.Module, tensors_of: Callable[[int], dict[str, Tensor]], sample: Callable[[], Tensor]
     ):
         """Take what turns the backbone into a task's, and a function that returns some pixels to try networks on."""
         self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
-        self._extracted: dict[int, nn.Module | None] = {}
         self._members: dict[int, nn.Module | None] = {}
         self._crowds: dict[tuple[int, ...], Crowd] = {}
 
@@ -28,18 +28,20 @@ class Miniatures:
         return {**self.__dict__, "_crowds": {}}  # a CUDA graph cannot be copied
 
     def extracted(self, task: int) -> nn.Module | None:
-        """Return the task's small network, or None where there can be none."""
-        if task not in self._extracted:
-            self._extracted[task] = extracted(self._backbone, self._tensors_of(task), self._sample())
-        return self._extracted[task]
+        """Return the task's small network, made anew, or None where there can be none."""
+        return extracted(self._backbone, self._tensors_of(task), self._sample())
 
     def pays(self, task: int) -> bool:
-        """Say whether the task's small network is less than half as large as the backbone."""
+        """Say whether the task predicts by its small network.
+
+        It does where that is less than half as large as the backbone; on a GPU also where it is not, but small enough
+        that starting its layers one by one takes most of the time.
+        """
         if task not in self._members:
-            small = self.extracted(task)
-            total = sum(parameter.numel() for parameter in self._backbone.parameters())
-            pays = small is not None and 2 * sum(p.numel() for p in small.parameters()) < total
-            self._members[task] = member(small, self._sample()) if small is not None and pays else None
+            small, pixels = self.extracted(task), self._sample()
+            limit = LAUNCHED if pixels.is_cuda else 0
+            pays = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
+            self._members[task] = member(small, pixels) if small is not None and pays else None
         return self._members[task] is not None
 
     def crowd(self, tasks: tuple[int, ...]) -> Crowd:
@@ -71,10 +73,14 @@ class Miniatures:
 
     def forget(self) -> None:
         """Keep nothing."""
-        self._extracted.clear()
         self._members.clear()
         self._crowds.clear()
 
     def forget_images(self) -> None:
         """Keep no pixel of what was looked at; captured graphs hold some."""
         self._crowds.clear()
+
+
+def _size(network: nn.Module) -> int:
+    """Return how many weights and other parameters a network has."""
+    return sum(parameter.numel() for parameter in network.parameters())

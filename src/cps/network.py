@@ -200,7 +200,7 @@ class SharedNetwork:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         with self.in_use():
             self.check_task(task)
-            small = copy.deepcopy(self._miniatures.extracted(task))
+            small = self._miniatures.extracted(task)
             backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
             return Standalone(backbone, self.subnetworks[task], self.prepare)
 
