@@ -20,9 +20,9 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
     "one image, largest output": lambda run: run["class_il"]["largest output"]["1"],
     "task found": lambda run: run["selection"]["cascade"],
     "task known": lambda run: run["task_il"],
+    "AUROC of strangers": lambda run: 100 * run["strangers"]["AUROC"],
 }
 COSTS: dict[str, tuple[str, Callable[[dict[str, Any], dict[str, Any]], float | None]]] = {  # beside a whole run
-    "AUROC of strangers": ("{:.2f}", lambda run, _: run["strangers"]["AUROC"]),
     "weights taken": ("{:.0f}", lambda run, _: run["taken"]),
     "training time": ("{:.2f} x", lambda run, whole: run["minutes"] / whole["minutes"] if "minutes" in run else None),
     "operations an image": ("{:.0f} G", lambda run, _: run["operations"] / 1e9),

@@ -1,6 +1,7 @@
 """One image is enough: the cascade, streams, and images that were never learned."""
 
 import copy
+import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,6 @@ from torch.distributions import MultivariateNormal
 
 import cps
 from conftest import make_task
-from cps import cascade
 from cps.cascade import _evened, _unpacked
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
@@ -390,10 +390,25 @@ def test_a_stream_starts_anew_when_a_task_was_forgotten(learner):
     assert stream.tasks.shape == (2,)
 
 
-def test_of_what_the_cascade_keeps_ready_only_the_latest_stays(make_learner):
-    learner, kept = make_learner(), []
+def test_a_cascade_that_is_launched_gives_the_same_scores_and_keeps_one_graph(make_learner, monkeypatch):
+    made = []
+
+    class Plain:  # on a GPU this is captured
+        def __init__(self, work):
+            self.work = work
+            made.append(self)
+
+        def __call__(self, *inputs):
+            return self.work(*inputs)
+
+    monkeypatch.setattr("cps.cascade.Captured", Plain)
+    learner, cascade, images = make_learner(), cps.Cascade(), make_task(0).test[0]
     for first in (0, 10, 20):
         learner.learn(make_task(first))
-        learner.predict(make_task(first).test[0])
-        kept.append(learner.network.statistics("Cascade")[-1]["means"])
-    assert [means in cascade._READY for means in kept] == [False, False, True]
+        statistics, evidence = learner.network.statistics("Cascade"), list(learner.evidence(images))
+        for _ in range(2):
+            ready = cascade._kept_ready(statistics)
+            assert torch.equal(cascade._launched(evidence, ready, statistics), cascade.alone(evidence, ready))
+    assert len(made) == 3
+    gone = weakref.ref(made.pop(0))
+    assert gone() is None

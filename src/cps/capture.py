@@ -1,7 +1,6 @@
 """Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds; and compiling."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FunctionType, MethodType
@@ -10,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cps.threads import AloneOrTogether, OneAtATime
+
 log = logging.getLogger(__name__)
 
 WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chosen their kernels
 MOST_GRAPHS = 8  # of one function, each with memory of its own
 
-_TURNS = threading.Lock()  # for captures, of which a process has one at a time
+_STREAMS = AloneOrTogether()  # which torch hands out in turn: no other work may be on one that a capture records
 _FAILED: dict[Any, torch.cuda.CUDAGraph] = {}  # of pools, which torch fills no more, and whose graphs it still looks at
 
 
@@ -31,18 +32,25 @@ class Captured:
         self._work, self._pool = work, pool
         self._calls: dict[tuple[torch.Size, ...], int] = {}
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
+        self._too_large: set[tuple[torch.Size, ...]] = set()
         self._impossible = False
+        self._turns = OneAtATime()
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Do the work on these inputs."""
-        shapes = tuple(value.shape for value in inputs)
-        calls = self._calls[shapes] = self._calls.get(shapes, 0) + 1
-        is_due = calls > WARM_CALLS and shapes not in self._graphs and len(self._graphs) < MOST_GRAPHS
-        if is_due and not self._impossible:
-            self._capture(shapes, inputs)
-        if shapes not in self._graphs:
-            return self._apart(inputs)
-        graph = self._graphs[shapes]
+        with self._turns, torch.cuda.device(inputs[0].device if inputs else None):
+            shapes = tuple(value.shape for value in inputs)
+            self._calls[shapes] = self._calls.get(shapes, 0) + 1
+            if self._is_due(shapes):
+                self._capture(shapes, inputs)
+            return self._replayed(self._graphs[shapes], inputs) if shapes in self._graphs else self._apart(inputs)
+
+    def _is_due(self, shapes: tuple[torch.Size, ...]) -> bool:
+        is_warm = self._calls[shapes] > WARM_CALLS
+        is_new = shapes not in self._graphs and shapes not in self._too_large
+        return is_warm and is_new and len(self._graphs) < MOST_GRAPHS and not self._impossible
+
+    def _replayed(self, graph: "_Graph", inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         for place, value in zip(graph.inputs, inputs, strict=True):
             place.copy_(value)
         graph.graph.replay()
@@ -50,35 +58,43 @@ class Captured:
 
     def _apart(self, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         """Run on a stream of its own, as a capture asks of the calls before it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        try:
-            with torch.cuda.stream(stream):
-                outputs = self._work(*inputs)
-        finally:
-            torch.cuda.current_stream().wait_stream(stream)
-        return None if outputs is None else [value.clone() for value in outputs]
+        with _STREAMS.together():
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            try:
+                with torch.cuda.stream(stream):
+                    outputs = self._work(*inputs)
+            finally:
+                torch.cuda.current_stream().wait_stream(stream)
+            return None if outputs is None else [value.clone() for value in outputs]
 
     def _capture(self, shapes: tuple[torch.Size, ...], inputs: tuple[Tensor, ...]) -> None:
-        """Capture the work on inputs of these shapes: one thread at a time, while others may go on with theirs."""
+        """Capture the work on inputs of these shapes: one thread at a time, while others may replay theirs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         pool = torch.cuda.graph_pool_handle() if self._pool is None or self._pool in _FAILED else self._pool
-        with _TURNS, _no_inference():
-            places = tuple(value.clone() for value in inputs)
-            torch.cuda.synchronize()
+        with _STREAMS.alone(), _no_inference():
             try:
+                places = tuple(value.clone() for value in inputs)
+                torch.cuda.synchronize()
                 own = torch.cuda.Stream()  # of the device that is current, which torch's own may not be
                 with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
                     outputs = self._work(*places)
             except RuntimeError as error:
                 _FAILED[pool] = graph
                 _end_capture(stream, pool)
-                if isinstance(error.__context__, KeyboardInterrupt):
-                    raise error.__context__ from None
-                self._impossible = True
-                log.warning("work goes on without a CUDA graph: %s", first_line(error))
+                self._give_up(shapes, error)
                 return
         self._graphs[shapes] = _Graph(graph, places, outputs)
+
+    def _give_up(self, shapes: tuple[torch.Size, ...], error: RuntimeError) -> None:
+        """Go on without a graph: for inputs so large, or for all."""
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise error.__context__ from None
+        if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
+            self._too_large.add(shapes)
+        else:
+            self._impossible = True
+        log.warning("work goes on without a CUDA graph: %s", first_line(error))
 
     def forget(self) -> None:
         """Keep no input of the last call."""

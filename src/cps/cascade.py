@@ -7,7 +7,7 @@ those of all later tasks, every class being taken for a normal distribution.
 """
 
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,10 @@ from cps.subnetwork import Subnetwork
 
 HALVED_AT = 4  # tasks before one that has half the numbers of the first
 FEWEST = 4  # numbers of a task
+LAUNCHED = 256  # images up to which a GPU takes longer to start the work on them than to do it
 
 _READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the last task's means and the settings
+_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the first task's, likewise
 
 
 @setting
@@ -81,16 +83,17 @@ class Cascade:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
-        parts = [part for outputs in list(evidence) for part in (outputs.features, outputs.logits)]
-        (scores,) = self._kept_scorer(statistics)(*parts)
+        every, ready = list(evidence), self._kept_ready(statistics)
+        is_launched = groups.is_cuda and len(groups) <= LAUNCHED
+        scores = self._launched(every, ready, statistics) if is_launched else self.alone(every, ready)
         return mean_by_group(scores, groups)
 
     def _size(self, task: int) -> int:
         """Return the numbers to look at of a task's features: fewer of later ones, which fewer stages see."""
         return max(min(self.size, FEWEST), HALVED_AT * self.size // (task + HALVED_AT))
 
-    def _kept_scorer(self, statistics: Sequence[Statistics]) -> Callable[..., list[Tensor]]:
-        """Return what gives the scores, made once for as long as the same numbers are at hand."""
+    def _kept_ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return what `ready` does, computed once for as long as the same numbers are at hand."""
         means = [kept["means"] for kept in statistics]
         known = _READY.setdefault(means[-1], {})
         found = known.get(self)
@@ -99,19 +102,22 @@ class Cascade:
             or len(found[0]) != len(means)
             or any(a() is not b for a, b in zip(found[0], means, strict=True))
         ):
-            for earlier in means[:-1]:
-                _READY.pop(earlier, None)
-            found = known[self] = [weakref.ref(value) for value in means], self._scorer(self.ready(statistics))
+            found = known[self] = [weakref.ref(value) for value in means], self.ready(statistics)
         return found[1]
 
-    def _scorer(self, ready: Sequence[Statistics]) -> Callable[..., list[Tensor]]:
-        """Return what gives the scores from features and logits of each task in turn: on a GPU in one launch."""
+    def _launched(
+        self, evidence: Sequence[Outputs], ready: list[Statistics], statistics: Sequence[Statistics]
+    ) -> Tensor:
+        """Return what `alone` does, of few images on a GPU, by a graph, which is kept for the latest task only."""
 
-        def scores(*parts: Tensor) -> list[Tensor]:
-            evidence = [Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
-            return [self.alone(evidence, ready)]
+        def alone(*parts: Tensor) -> list[Tensor]:
+            return [self.alone([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)], ready)]
 
-        return Captured(scores) if ready[0]["level"].is_cuda else scores
+        known = _GRAPHS.setdefault(statistics[0]["means"], {})
+        if self not in known or known[self][0] is not ready:
+            known[self] = ready, Captured(alone)
+        (scores,) = known[self][1](*(part for outputs in evidence for part in (outputs.features, outputs.logits)))
+        return scores
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
