@@ -14,8 +14,9 @@ from PIL import Image
 
 import cps
 from conftest import make_task
-from cps import folders, serving, uploads
+from cps import folders, following, serving, uploads
 from cps.folders import decode_image
+from cps.following import Followed
 from cps.gate import Limits
 from cps.hosting import Host
 
@@ -184,6 +185,35 @@ def test_what_is_not_there_and_what_is_not_asked_so_is_said_in_json(address):
         assert reply.status_code == 405
         method = {"/predict": "POST", "/openapi.json": "GET or HEAD"}.get(path, "GET")
         assert reply.json()["error"].endswith(f"; use {method} {path}")
+
+
+def test_who_only_asks_whether_something_is_there_gets_no_body(address):
+    for path in ("/", "/docs", "/model", "/health", "/openapi.json"):
+        reply = httpx.head(f"{address}{path}")
+        assert (reply.status_code, reply.content) == (200, b"")
+    assert httpx.head(f"{address}/predict").status_code == 405
+
+
+def test_a_model_that_found_no_memory_is_tried_again_and_its_problem_is_told_once(tmp_path, monkeypatch, caplog):
+    path, tries = tmp_path / "model.cps", []
+
+    def make():
+        tries.append(path.read_text())
+        if 2 <= len(tries) <= 3:
+            raise MemoryError("no memory is left")
+        return tries[-1]
+
+    path.write_text("first")
+    followed = Followed(path, make)
+    path.write_text("second, longer")
+    assert not followed.refresh()
+    assert (followed.made, followed.problem) == ("first", "no memory is left")
+    assert not followed.refresh()  # not so soon
+    assert len(tries) == 2
+    monkeypatch.setattr(following, "AGAIN", -1.0)
+    assert [followed.refresh() for _ in range(3)] == [False, True, False]
+    assert (followed.made, followed.problem) == ("second, longer", None)
+    assert caplog.text.count("no memory is left") == 1
 
 
 def test_damaged_images_never_break_the_server(address):

@@ -147,11 +147,13 @@ async def _keep_fresh(host: Host) -> None:
 
 
 def _add_information(app: FastAPI, host: Host, gate: Gate) -> None:
+    @app.head("/model", include_in_schema=False)
     @app.get("/model", response_model=ModelReply)
     async def model() -> Response:
         """Return the tasks, classes, capacity, image size and fingerprints of the model."""
         return Response(host.model.about, media_type="application/json")
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> HealthReply:
         """Say whether the server answers with the model that is on the disk."""
@@ -173,6 +175,7 @@ def _add_page(app: FastAPI, path: str, file: str) -> None:
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
+    @app.head(path, include_in_schema=False)
     @app.get(path, include_in_schema=False)
     async def show() -> HTMLResponse:
         return HTMLResponse(page, headers={"content-security-policy": policy})
