@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -452,8 +453,29 @@ def test_images_of_another_size_are_warned_of_once_and_paths_are_refused(learned
     for side in (8, 9):
         learned.predict(torch.rand(3, 2, side, side))
     assert [record.message[:34] for record in caplog.records] == ["some images are not (2, 6, 6), as "]
-    with pytest.raises(TypeError, match="got the path 'a.png'; see cps.read_folder"):
-        learned.predict("a.png")
+    for path in ("a.png", ["a.png"]):
+        with pytest.raises(TypeError, match="got the path 'a.png'; read it with cps.read_image"):
+            learned.predict(path)
+
+
+def test_pictures_and_arrays_are_taken_as_they_come_and_channels_come_first(make_learner):
+    learner, pixels = make_learner(conv_net(3)), np.random.default_rng(0).integers(0, 256, (24, 8, 8, 3), np.uint8)
+    first = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+    first.flags.writeable = False
+    learner.learn(cps.Task([0, 1], train=(first, [0, 1] * 12)))
+    expected = learner.predict(first).confidence
+    assert torch.equal(learner.predict(Image.fromarray(pixels[0])).confidence, learner.predict(first[:1]).confidence)
+    assert torch.equal(learner.predict([*map(Image.fromarray, pixels)]).confidence, expected)
+    with pytest.raises(ValueError, match=r"got \(8, 8, 3\); channels come first"):
+        learner.predict(pixels)
+    with pytest.raises(ValueError, match=r"got \(8, 3\); one image is image\[None\]; channels come first"):
+        learner.predict(pixels[0])
+
+
+@pytest.mark.parametrize("reject", [1, -0.1, "0.05", None])
+def test_what_is_no_share_is_not_taken_for_one(learned, reject):
+    with pytest.raises(ValueError, match="at least 0 and below 1, got"):
+        learned.predict(torch.rand(1, 2, 6, 6), reject=reject)
 
 
 def test_values_far_from_those_learned_are_told_once(make_learner, caplog):

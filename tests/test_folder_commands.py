@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import cps
 from conftest import make_task, write_shipment
-from cps import cli_model, cli_predict, inspection, storage
+from cps import cli_model, cli_predict, inbox, inspection, storage
 from cps.cli import app
 from cps.growing import checkpoint_of
 from cps.loaders import loader_of
@@ -274,7 +274,7 @@ def test_a_forgotten_task_is_gone_and_the_others_move_down(model):
     run("verify", model)
     assert "no task 2; the model has 1" in run("forget", model, "--task", 2, "--yes", code=1).output
     run("forget", model, "--task", 1, "--yes")
-    assert "tasks 0" in run("inspect", model).output
+    assert "no task is left" in run("inspect", model).output
     assert "no task left" in run("predict", model.parent, "--model", model, *CPU, code=1).output.replace("\n", " ")
 
 
@@ -357,7 +357,9 @@ def test_a_missing_image_among_others_is_reported_and_the_others_are_predicted(p
 
 def test_images_that_arrive_one_by_one_have_no_groups(parts):
     root = parts[0]
-    run("predict", "--watch", root / "inbox", "--group", 3, "--model", root / "parts.cps", *CPU, code=2)
+    for named in ([], [root / "inbox"]):
+        refused = run("predict", *named, "--watch", root / "inbox", "--group", 3, "--model", root / "parts.cps", code=2)
+        assert "there is --stream" in refused.output.replace("\n", " ")
 
 
 def test_a_damaged_model_is_reported_as_json_too(model):
@@ -508,7 +510,19 @@ def test_an_answer_says_how_sure_its_task_is_unless_that_is_told(parts):
     assert (
         "there is no task 3; the model has 2" in run("predict", box, "--model", model, "--task", 3, *CPU, code=1).output
     )
-    assert "not with --task" in run("predict", box, "--model", model, "--task", 1, "--group", 5, *CPU, code=2).output
+    assert "at most one of" in run("predict", box, "--model", model, "--task", 1, "--group", 5, *CPU, code=2).output
+
+
+def test_images_in_a_row_are_predicted_as_a_stream_and_not_as_groups(parts):
+    box, model = parts[0] / "inbox", parts[0] / "parts.cps"
+    learner = cps.load(model, fabric=cps.make_fabric(accelerator="cpu"))
+    found, size = predicted(box, "--model", model, "--stream", "--reject", 0), inbox.size_of(learner)
+    expected = learner.stream().predict(torch.stack([cps.read_image(row["path"], size=size) for row in found]))
+    assert [row["class"] for row in found] == expected.classes
+    assert [row["share"] for row in found] == pytest.approx(expected.share.tolist(), abs=1e-4)
+    assert [row["share"] for row in found] != [row["share"] for row in predicted(box, "--model", model, "--reject", 0)]
+    for others in (["--group", 2], ["--group-by-folder"], ["--task", 1]):
+        assert "at most one of" in run("predict", box, "--model", model, "--stream", *others, *CPU, code=2).output
 
 
 def test_files_that_are_left_out_are_named_and_one_that_is_named_twice_is_predicted_once(parts, tmp_path):
@@ -558,7 +572,7 @@ def test_empty_folders_are_all_named_and_can_be_left_out(parts, tmp_path):
         (shipment / name).mkdir()
     new = tmp_path / "new.cps"
     refused = run("learn", shipment, "--model", new, "--epochs", 1, *CPU, code=1).stderr
-    assert "the folder of class '__MACOSX', 'leer' holds no image" in refused.replace("\n", " ")
+    assert "the folders of classes '__MACOSX', 'leer' hold no image" in refused.replace("\n", " ")
     done = run("learn", shipment, "--model", new, "--epochs", 1, "--skip-damaged", *CPU)
     assert "the folder of class 'leer' holds no image; it is left out" in done.stderr
     assert "new:" in done.stdout

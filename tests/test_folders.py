@@ -157,6 +157,14 @@ def test_progress_is_told(shipment):
     assert seen == [(index, 5) for index in range(1, 6)]
 
 
+def test_one_image_is_read_as_those_of_a_folder(shipment):
+    read = read_folder(shipment, size=8)
+    for path, image in zip(read.paths, read.images, strict=True):
+        assert torch.equal(cps.read_image(shipment / path, size=8), image)
+    with pytest.raises(cps.ImageError, match="there is no file"):
+        cps.read_image(shipment / "nothing.png", size=8)
+
+
 def test_folders_without_classes_or_images_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         read_folder(tmp_path / "nowhere", size=8)

@@ -232,3 +232,21 @@ def test_a_folder_that_vanishes_while_others_are_listed_hides_nothing(tmp_path, 
     monkeypatch.setattr(os, "scandir", scandir)
     found = {path.parent.name for path in states_in(tmp_path) if path.name == "image.png"}
     assert found == {"a", "c"}
+
+
+def test_what_arrives_in_a_row_is_a_stream_that_goes_on_from_what_was_named(learner, box, tmp_path):
+    folder, asking = tmp_path / "camera", inbox.Asking(in_a_row=True)
+    folder.mkdir()
+    named = [box / "bolt" / f"{index}.png" for index in range(3)]
+    before = list(inbox.answers(learner, inbox.by_number(named, 1), asking))
+    coming = inbox.watch(lambda: learner, folder, asking, interval=0.01)
+    arrived = []
+    for index, name in enumerate(("b.png", "a.png")):  # the older first, whatever it is called
+        (folder / name).write_bytes((box / "bolt" / f"{3 + index}.png").read_bytes())
+        os.utime(folder / name, (index, index))
+        arrived.append(folder / name)
+    after = [next(coming) for _ in arrived]
+    assert [answer.path for answer in after] == arrived
+    images = torch.stack([cps.read_image(path, size=8) for path in [*named, *arrived]])
+    expected = learner.stream().predict(images)
+    assert [answer.share for answer in [*before, *after]] == pytest.approx(expected.share.tolist(), abs=1e-6)

@@ -16,7 +16,7 @@ from cps.cascade import _evened, _unpacked
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import how_familiar
-from cps.selection import best_task, select
+from cps.selection import best_task, mean_by_group, select
 from cps.stream import RATES, STRAY, Stream
 from cps.subnetwork import Subnetwork
 
@@ -412,3 +412,21 @@ def test_a_cascade_that_is_launched_gives_the_same_scores_and_keeps_one_graph(ma
     assert len(made) == 3
     gone = weakref.ref(made.pop(0))
     assert gone() is None
+
+
+class Told:
+    """A selector that gives one image as told."""
+
+    name = "Told"
+
+    def __call__(self, evidence, statistics, groups):
+        return mean_by_group(torch.tensor([[1.0, 0.0]]).expand(len(groups), 2), groups)
+
+
+@pytest.mark.parametrize("size", [1, 4, 9])
+def test_a_group_that_agrees_is_surer_than_one_image_but_not_as_if_each_were_new(size):
+    evidence = Evidence(lambda tasks: [Outputs(torch.zeros(9, 3), torch.zeros(9, 2)) for _ in tasks], 2)
+    found = select(Told(), evidence, [{}, {}], torch.arange(9) // size)
+    odds = torch.full((9,), 1.0) * torch.bincount(torch.arange(9) // size).sqrt()[torch.arange(9) // size]
+    torch.testing.assert_close(found.share, odds.sigmoid())
+    assert found.tasks.tolist() == [0] * 9

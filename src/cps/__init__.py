@@ -19,7 +19,7 @@ _HOME = {
     "evidence": ["Evidence", "Outputs"],
     "exporting": ["Export", "export_all", "export_task"],
     "extraction": ["Standalone"],
-    "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder"],
+    "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder", "read_image"],
     "learner": ["Learner"],
     "loading": ["load"],
     "losses": ["Contrastive", "CrossEntropy", "Loss"],
@@ -46,7 +46,7 @@ __all__ = [
     "PadCrop", "Prediction", "Progress", "Pruner", "ResizedCrop", "Rotate", "Rotations", "SGD", "Scenario",
     "Selector", "SharedNetwork", "SmallConvNet", "Standalone", "Steps", "Stream", "Subnetwork", "Task", "Training",
     "Upright", "Views", "check_pruner", "check_selector", "evaluate", "export_all", "export_task", "load",
-    "make_fabric", "read_folder", "resnet18", "resnet32", "setting", "split_by_class",
+    "make_fabric", "read_folder", "read_image", "resnet18", "resnet32", "setting", "split_by_class",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from cps.evidence import Evidence, Outputs
     from cps.exporting import Export, export_all, export_task
     from cps.extraction import Standalone
-    from cps.folders import FolderImages, ImageError, ImageFolder, read_folder
+    from cps.folders import FolderImages, ImageError, ImageFolder, read_folder, read_image
     from cps.learner import Learner
     from cps.loading import load
     from cps.losses import Contrastive, CrossEntropy, Loss

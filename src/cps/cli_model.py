@@ -96,8 +96,9 @@ def inspect(model: Model, as_json: Json = False) -> None:
     from cps.inspection import describe
 
     found = describe(model)
-    if as_json:
-        print(json_text(found, indent=1))
+    if as_json or not found["tasks"]:
+        empty = f"no task is left; learn one with: cps learn FOLDER --model {model}"
+        print(json_text(found, indent=1) if as_json else empty)
         return
     table = Table("task", "classes", "known", "found", "density", "fingerprint")
     table.columns[1].overflow = "fold"

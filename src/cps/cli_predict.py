@@ -35,6 +35,9 @@ def predict(
         bool, typer.Option("--group-by-folder", help="Images of a folder share a task.")
     ] = False,
     task: Annotated[int | None, typer.Option(min=1, help="The task of all images, where it is known.")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Images come in a row, as from a camera: the task changes now and then.")
+    ] = False,
     watch: Annotated[Path | None, typer.Option(help="Then predict images as they arrive in this folder.")] = None,
     reject: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of known images that may be called unknown; 0: never unknown.")
@@ -49,30 +52,29 @@ def predict(
     The share is the task's among all tasks, the confidence the class's in that task: an answer is as sure as both. Ends
     with 0 if all images were predicted, 3 if some could not be read, 1 after an error, 2 for a wrong command.
     """
-    is_grouped = group > 1 or group_by_folder
-    if (as_json and as_csv) or (group > 1 and group_by_folder) or (not images and watch is None):
-        raise typer.BadParameter(
-            "give images or --watch; at most one of --json and --csv, and one of --group and --group-by-folder"
-        )
-    if is_grouped and (not images or task is not None):
-        raise typer.BadParameter("groups are for images that are named, and to find their task, so not with --task")
+    if (as_json and as_csv) or (not images and watch is None):
+        raise typer.BadParameter("give images or --watch, and at most one of --json and --csv")
+    if (group > 1) + group_by_folder + stream + (task is not None) > 1:
+        raise typer.BadParameter("give at most one of --group, --group-by-folder, --stream and --task")
+    if (group > 1 or group_by_folder) and watch is not None:
+        raise typer.BadParameter("groups are for images that are named; for those that arrive there is --stream")
     seen = states_in(watch) if watch is not None else {}  # before anything that takes long
     from cps import inbox
 
     followed = _followed(model, accelerator, loader_of(loader))
     _check_task(followed.made, task)
-    asked = {"task": None if task is None else task - 1, "reject": reject}
+    asking = inbox.Asking(task=None if task is None else task - 1, reject=reject, in_a_row=stream)
     files = inbox.find_images(images) if images else []
     seen |= _named(files, watch)
     current = partial(_current, followed, task)
     stop = CtrlC()
-    coming = inbox.watch(current, watch, seen=seen, until=stop, **asked) if watch is not None else iter(())
+    coming = inbox.watch(current, watch, asking, seen=seen, until=stop) if watch is not None else iter(())
     _name_overlooked(inbox.overlooked(images or []))
     groups = inbox.by_folder(files) if group_by_folder else inbox.by_number(files, group)
     is_table = not (as_json or as_csv or watch)
     unreadable = _Unreadable()
     write = _writer(as_json=as_json, as_csv=as_csv)
-    found = unreadable.counted(inbox.answers(followed.made, groups, **asked))
+    found = unreadable.counted(inbox.answers(followed.made, groups, asking))
     if is_table:
         _show([*_with_bar(found, len(files))])
     else:

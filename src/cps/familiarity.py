@@ -36,8 +36,9 @@ def check_familiarity(network: SharedNetwork, path: object) -> None:
 
 def check_reject(reject: float) -> None:
     """Refuse what is no share."""
-    if not 0 <= reject < 1:
-        raise ValueError(f"reject is the share of known images that may be taken for unknown, 0 to 1, got {reject}")
+    if not isinstance(reject, int | float) or not 0 <= reject < 1:
+        what = "reject is the share of known images that may be taken for unknown"
+        raise ValueError(f"{what}, at least 0 and below 1, got {reject!r}")
 
 
 def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:

@@ -179,12 +179,10 @@ def read_folder(folder: str | Path, *, size: int, **settings: Any) -> FolderImag
 def list_images(folder: str | Path, *, skip_empty: bool = False) -> list[Path]:
     """Return the images in the folders of all classes, sorted; refuse a class that has none, or skip it."""
     folder = Path(folder)
+    if not folder.exists():
+        raise FileNotFoundError(f"there is no folder '{folder}'")
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"'{folder}' is a file; a folder is needed, with a folder of images for each class"
-            if folder.exists()
-            else f"there is no folder '{folder}'"
-        )
+        raise FileNotFoundError(f"'{folder}' is a file; a folder is needed, with a folder of images for each class")
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     if not classes:
         raise ValueError(f"'{folder}' has no folders in it; put the images of each class in a folder of that name")
@@ -196,7 +194,8 @@ def list_images(folder: str | Path, *, skip_empty: bool = False) -> list[Path]:
     if empty and (not skip_empty or len(empty) == len(classes)):
         deeper = " itself, only folders in it" if all(any(p.is_dir() for p in each.iterdir()) for each in empty) else ""
         named = in_quotes([each.name for each in empty])
-        raise ValueError(f"the folder of class {named} holds no image{deeper}; known are {KNOWN}")
+        what = f"folder of class {named} holds" if len(empty) == 1 else f"folders of classes {named} hold"
+        raise ValueError(f"the {what} no image{deeper}; known are {KNOWN}")
     return [path for found in files.values() for path in found]
 
 
@@ -208,6 +207,11 @@ def in_quotes(names: Sequence[object]) -> str:
 def is_plain_file(path: Path) -> bool:
     """Say whether a path is a file to read, and neither hidden nor a link to nothing, a folder or a pipe."""
     return path.is_file() and not path.name.startswith(".")
+
+
+def read_image(path: str | Path, *, size: int) -> Tensor:
+    """Return an image file as `read_folder` would: its middle as a square in colour, bytes of shape (3, size, size)."""
+    return torch.from_numpy(decode_image(Path(path), size))
 
 
 def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.ndarray:

@@ -103,12 +103,13 @@ def _replies(
     network, selector = learner.network, learner.selectors[0]
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
-    scores = task_scores(selector, evidence, network.statistics(selector.name), groups)[groups]  # (N, tasks)
+    by_group = task_scores(selector, evidence, network.statistics(selector.name), groups)  # (groups, tasks)
+    scores, shares = by_group[groups], task_shares(by_group, torch.bincount(groups))[groups].tolist()
     found = best_task(scores) if task is None else torch.full_like(groups, task)
     chosen = classify(network, evidence, found, reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]
     confidence = [said.confidence.tolist() for said in every]
-    scores, shares = scores.tolist(), task_shares(scores).tolist()
+    scores = scores.tolist()
     replies = []
     for index, name in enumerate(names):
         tasks = [

@@ -18,16 +18,19 @@ def as_images(images: Any) -> Tensor:
     Pictures (N, channels, height, width) are bytes (uint8), which the network scales to 0 to 1, or floats, which it
     takes as they are; other integers are refused, since nobody knows their scale. So are NaN and infinite pixels.
     """
-    if isinstance(images, str | Path):
-        raise TypeError(f"images are tensors, arrays or a data set, got the path '{images}'; see cps.read_folder")
+    _refuse_path(images)
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]
+    if _is_picture(images):
+        images = [images]
     if isinstance(images, (list, tuple)):
         if not images:
             raise ValueError("there are no images")
         images = torch.stack([_as_image(image) for image in images])
-    tensor = images.detach() if isinstance(images, Tensor) else torch.as_tensor(np.ascontiguousarray(images))
+    tensor = (
+        images.detach() if isinstance(images, Tensor) else torch.as_tensor(np.require(images, requirements=["C", "W"]))
+    )
     if tensor.ndim < 2:
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}; one is image[None]")
     if len(tensor) == 0:
@@ -57,10 +60,24 @@ def _as_image(item: Any) -> Tensor:
     """Return one item of a data set as a tensor; pictures become (channels, height, width) bytes."""
     if isinstance(item, Tensor):
         return item
+    _refuse_path(item)
     array = np.asarray(item)
-    if hasattr(item, "getbands"):  # a PIL picture
+    if _is_picture(item):
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return torch.as_tensor(array.copy())
+
+
+def _is_picture(item: Any) -> bool:
+    """Say whether something is a picture of PIL's."""
+    return hasattr(item, "getbands")
+
+
+def _refuse_path(item: Any) -> None:
+    if isinstance(item, str | Path):
+        raise TypeError(
+            f"images are tensors, arrays or a data set, got the path '{item}'; read it with cps.read_image, "
+            "or a folder with cps.read_folder"
+        )
 
 
 def side_of(shape: Sequence[int] | None) -> int | None:

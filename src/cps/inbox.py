@@ -23,6 +23,7 @@ from cps.folders import KNOWN, SUFFIXES, ImageError, decode_image
 from cps.images import side_of
 from cps.learner import Learner
 from cps.prediction import Prediction
+from cps.stream import Stream
 
 log = logging.getLogger(__name__)
 
@@ -90,20 +91,31 @@ def by_folder(paths: Sequence[Path]) -> Iterator[list[Path]]:
         yield list(group)
 
 
-def answers(
-    learner: Learner,
-    groups: Iterable[list[Path]],
-    *,
-    task: int | None = None,
-    reject: float = 0.0,
-    workers: int = 8,
-) -> Iterator[Answer]:
-    """Yield an answer for each file, in order; the files of a group are assumed to share a task.
+class Asking:
+    """How learners are asked about images: of one `task`, from 0, if that is told; or all `in_a_row`, as a stream.
 
-    All are of the `task`, from 0, if that is told. A share `reject` of known images may be taken for unknown.
+    A share `reject` of known images may be taken for unknown. A stream goes on while the same learner is asked.
     """
-    size = size_of(learner)
-    ask = partial(learner.predict, task=task, reject=reject)
+
+    def __init__(self, *, task: int | None = None, reject: float = 0.0, in_a_row: bool = False):
+        self._task, self._reject, self._in_a_row = task, reject, in_a_row
+        self._stream: tuple[Learner, Stream] | None = None
+
+    def of(self, learner: Learner) -> "Ask":
+        """Return a function of images, and of the number of those that share a task, that returns what they are."""
+        if not self._in_a_row:
+            return partial(learner.predict, task=self._task, reject=self._reject)
+        if self._stream is None or self._stream[0] is not learner:
+            self._stream = learner, learner.stream()
+        stream = self._stream[1]
+        return lambda images, group_size: stream.predict(images, reject=self._reject)
+
+
+def answers(
+    learner: Learner, groups: Iterable[list[Path]], asking: Asking | None = None, *, workers: int = 8
+) -> Iterator[Answer]:
+    """Yield an answer for each file, in order; the files of a group are assumed to share a task."""
+    size, ask = size_of(learner), (asking or Asking()).of(learner)
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[list[list[tuple[Path, Future]]]] = deque()
         for batch in _batches(groups):
@@ -126,9 +138,8 @@ def size_of(learner: Learner) -> int:
 def watch(
     current: Callable[[], Learner],
     folder: Path,
+    asking: Asking | None = None,
     *,
-    task: int | None = None,
-    reject: float = 0.0,
     seen: Mapping[Path, State | None] | None = None,
     interval: float = 0.5,
     until: Callable[[], bool] = lambda: False,
@@ -137,11 +148,11 @@ def watch(
 
     Or that are new since what was `seen`. `current` returns the learner to ask; it is called before each look at the
     folder. An image that cannot be read may be half written: it is tried again until it has not changed for some
-    seconds. One that changes later is new again.
+    seconds. One that changes later is new again. Of several, the oldest is answered first.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
-    ask = partial(answers, task=task, reject=reject)
+    ask = partial(answers, asking=asking or Asking())
     return _watch(current, folder, ask, interval, until, dict(states_in(folder) if seen is None else seen))
 
 
@@ -160,7 +171,8 @@ def _watch(
         if is_there != (is_there := folder.is_dir()):
             log.warning("the folder '%s' is %s", folder, "back" if is_there else "gone; it may come back")
         still = {path: state for path, state in now.items() if state and before.get(path) == state and _is_image(path)}
-        ready = [[path] for path, state in still.items() if handled.get(path) != state]
+        in_order = sorted(still.items(), key=lambda item: (item[1].changed, item[0]))
+        ready = [[path] for path, state in in_order if handled.get(path) != state]
         for answer in ask(learner, ready):
             state = still[answer.path]
             if state_of(answer.path) != state:

@@ -124,6 +124,7 @@ def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
         return
     if len(shape) != len(expected) or shape[0] != expected[0]:
         hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
+        hint += "; channels come first" if len(expected) == 3 and shape[-1] == expected[0] else ""
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
     network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
     if network.subnetworks and shape not in network.other_shapes:

@@ -15,9 +15,9 @@ from cps.network import SharedNetwork
 class Prediction:
     """The class of each image, the task it was found in, and how sure both are.
 
-    `share` is the task's softmax share of the scores of all tasks, 1 where the task was told; `confidence` is the
-    class's share in that task. The class is None where the image looks like none that the task has learned, if that was
-    asked for.
+    `share` is the task's softmax share of the scores of all tasks, larger for a group that agrees than for one image,
+    and 1 where the task was told; `confidence` is the class's share in that task. The class is None where the image
+    looks like none that the task has learned, if that was asked for.
     """
 
     classes: list[ClassName | None]

@@ -197,9 +197,9 @@ class Selected(NamedTuple):
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selected:
     """Return the task of each image: the one that scores highest for its group."""
-    scores = task_scores(selector, evidence, statistics, groups)[groups]
-    tasks = best_task(scores)
-    return Selected(tasks, task_shares(scores).gather(1, tasks[:, None])[:, 0])
+    scores = task_scores(selector, evidence, statistics, groups)
+    tasks, shares = best_task(scores)[groups], task_shares(scores, torch.bincount(groups))[groups]
+    return Selected(tasks, shares.gather(1, tasks[:, None])[:, 0])
 
 
 def best_task(scores: Tensor) -> Tensor:
@@ -207,8 +207,14 @@ def best_task(scores: Tensor) -> Tensor:
     return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)
 
 
-def task_shares(scores: Tensor) -> Tensor:
-    """Return the softmax of scores (groups, tasks): none for NaN, and equal shares where no score is sound."""
+def task_shares(scores: Tensor, sizes: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores (groups, tasks): none for NaN, and equal shares where no score is sound.
+
+    A score is the mean over a group. That of many images is surer than that of one, but not by as many, since they err
+    alike: it counts as much as the root of the group's size.
+    """
+    if sizes is not None:
+        scores = scores * sizes.sqrt()[:, None]
     return scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
 
 
