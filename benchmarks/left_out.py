@@ -41,11 +41,9 @@ def ablation_table() -> str:
         rows.append([what, *worth, *costs, " ".join(map(str, runs[variant]))])
     head = ["left out", *MEASURES, *COSTS]
     run = next(iter(runs["single"].values()))
-    note = "In %, test images, the first five of ten tasks of `cifar100-10-single`; in brackets the difference to the "
-    note += (
+    note = (
+        "In %, test images, the first five of ten tasks of `cifar100-10-single`; in brackets the difference to the "
         "whole recipe in the same orders, and its standard deviation. Two runs shared the GPU all the time, so times "
-    )
-    note += (
         "of training are ratios (orders 1993 and 1605); for one image the five subnetworks had it alone (order 2022); "
     )
     return markdown([*head, "orders"], rows, f"{note}{machine_of(run)}.")

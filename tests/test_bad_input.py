@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
-from conftest import ACCELERATOR, conv_net, make_task
+from conftest import ACCELERATOR, ListDataset, conv_net, make_task
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train
@@ -582,19 +582,6 @@ def test_first_mistakes_are_explained(make, error, message):
         make()
 
 
-class Unlisted(torch.utils.data.Dataset):
-    """Tells its labels image by image, one of them a stranger's."""
-
-    def __init__(self, images, labels):
-        self.images, self.names = images, labels
-
-    def __len__(self):
-        return len(self.images)
-
-    def __getitem__(self, index):
-        return self.images[index], self.names[index]
-
-
 def test_labels_of_held_out_images_are_refused_before_training_or_not_at_all(make_learner):
     images, labels = make_task().train
     strange = [*labels[:-1], 99]
@@ -602,7 +589,7 @@ def test_labels_of_held_out_images_are_refused_before_training_or_not_at_all(mak
     with pytest.raises(ValueError, match="label 99 is not one of"):
         make_learner(watch=epochs.append).learn(cps.Task([0, 1], train=(images, labels), val=(images, strange)))
     assert epochs == []
-    make_learner().learn(cps.Task([0, 1], train=(images, labels), val=Unlisted(images, strange)))
+    make_learner().learn(cps.Task([0, 1], train=(images, labels), val=ListDataset(images, strange)))
 
 
 def test_evidence_can_be_cut(learned):

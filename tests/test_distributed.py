@@ -112,20 +112,9 @@ def test_evaluation_is_shared_out_and_gives_what_one_process_gives(two_processes
 
 
 def test_the_command_line_starts_its_own_processes(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "cps",
-        "bench",
-        "digits",
-        "--epochs-scale",
-        "0.05",
-        "--devices",
-        "2",
-        "--tasks",
-        "2",
-    ]
-    run([*command, "--accelerator", "cpu", "--no-bounds", "--out", str(tmp_path / "run")], tmp_path)
+    command = [sys.executable, "-m", "cps", "bench", "digits", "--epochs-scale", "0.05", "--devices", "2"]
+    short = ["--accelerator", "cpu", "--no-bounds", "--tasks", "2"]
+    run([*command, *short, "--out", str(tmp_path / "run")], tmp_path)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert "2 process" in results["device"]
 

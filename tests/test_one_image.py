@@ -426,7 +426,7 @@ class Told:
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_a_group_that_agrees_is_surer_than_one_image_but_not_as_if_each_were_new(size):
     evidence = Evidence(lambda tasks: [Outputs(torch.zeros(9, 3), torch.zeros(9, 2)) for _ in tasks], 2)
-    found = select(Told(), evidence, [{}, {}], torch.arange(9) // size)
-    odds = torch.full((9,), 1.0) * torch.bincount(torch.arange(9) // size).sqrt()[torch.arange(9) // size]
-    torch.testing.assert_close(found.share, odds.sigmoid())
+    groups = torch.arange(9) // size
+    found = select(Told(), evidence, [{}, {}], groups)
+    torch.testing.assert_close(found.share, groups.bincount().sqrt()[groups].sigmoid())
     assert found.tasks.tolist() == [0] * 9

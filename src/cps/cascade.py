@@ -25,7 +25,7 @@ from cps.subnetwork import Subnetwork
 
 HALVED_AT = 4  # tasks before one that has half the numbers of the first
 FEWEST = 4  # numbers of a task
-LAUNCHED = 256  # images up to which a GPU takes longer to start the work on them than to do it
+FEW = 256  # images up to which a GPU takes longer to start the work on them than to do it
 
 _READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the last task's means and the settings
 _GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the first task's, likewise
@@ -84,7 +84,7 @@ class Cascade:
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
         every, ready = list(evidence), self._kept_ready(statistics)
-        is_launched = groups.is_cuda and len(groups) <= LAUNCHED
+        is_launched = groups.is_cuda and len(groups) <= FEW
         scores = self._launched(every, ready, statistics) if is_launched else self.alone(every, ready)
         return mean_by_group(scores, groups)
 

@@ -52,6 +52,8 @@ class Crowd:
     def _in_launches(self, pixels: Tensor) -> list[Tensor]:
         """Let all networks look at so many images at once that the memory of a usual GPU holds what they see."""
         stretches = pixels.split(max(1, LAUNCH // pixels[:1].numel()))
+        if len(stretches) == 1:
+            return self._captured(pixels)
         return [torch.cat(parts) for parts in zip(*map(self._captured, stretches), strict=True)]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:

@@ -104,12 +104,11 @@ def _replies(
     evidence = learner.evidence(images)
     groups = consecutive_groups(len(images), group_size, network.device)
     by_group = task_scores(selector, evidence, network.statistics(selector.name), groups)  # (groups, tasks)
-    scores, shares = by_group[groups], task_shares(by_group, torch.bincount(groups))[groups].tolist()
-    found = best_task(scores) if task is None else torch.full_like(groups, task)
+    found = best_task(by_group)[groups] if task is None else torch.full_like(groups, task)
     chosen = classify(network, evidence, found, reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]
     confidence = [said.confidence.tolist() for said in every]
-    scores = scores.tolist()
+    scores, shares = by_group[groups].tolist(), task_shares(by_group, torch.bincount(groups))[groups].tolist()
     replies = []
     for index, name in enumerate(names):
         tasks = [

@@ -28,9 +28,9 @@ def as_images(images: Any) -> Tensor:
         if not images:
             raise ValueError("there are no images")
         images = torch.stack([_as_image(image) for image in images])
-    tensor = (
-        images.detach() if isinstance(images, Tensor) else torch.as_tensor(np.require(images, requirements=["C", "W"]))
-    )
+    if not isinstance(images, Tensor):
+        images = torch.as_tensor(np.require(images, requirements=["C", "W"]))
+    tensor = images.detach()
     if tensor.ndim < 2:
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}; one is image[None]")
     if len(tensor) == 0:

@@ -152,7 +152,7 @@ def watch(
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder '{folder}' to watch")
-    ask = partial(answers, asking=asking or Asking())
+    ask = partial(answers, asking=asking)
     return _watch(current, folder, ask, interval, until, dict(states_in(folder) if seen is None else seen))
 
 

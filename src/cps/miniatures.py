@@ -10,7 +10,7 @@ from cps.extraction import extracted
 from cps.views import Look, passes
 
 CROWDS = 4  # that are kept ready
-LAUNCHED = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
+SMALL = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
 
 
 class Miniatures:
@@ -39,7 +39,7 @@ class Miniatures:
         """
         if task not in self._members:
             small, pixels = self.extracted(task), self._sample()
-            limit = LAUNCHED if pixels.is_cuda else 0
+            limit = SMALL if pixels.is_cuda else 0
             pays = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
             self._members[task] = member(small, pixels) if small is not None and pays else None
         return self._members[task] is not None
