@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 from torch import nn
 
 import cps
@@ -94,6 +95,8 @@ def picture(measured: dict[str, Any]) -> Figure:
     axes[1, 2].set(
         title="masked step, times the smallest", xlabel="size, times the smallest", xscale="log", yscale="log"
     )
+    for side in (axes[1, 2].xaxis, axes[1, 2].yaxis):
+        side.set(major_formatter=LogFormatter(), minor_formatter=LogFormatter(minor_thresholds=(1.5, 0.3)))
     axes[1, 2].legend()
     return figure
 
@@ -122,7 +125,7 @@ def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
             learner.save(Path(folder) / "model.cps")
             sizes.append((Path(folder) / "model.cps").stat().st_size)
             if index + 1 in LOOK_AT:
-                times = [seconds_of(lambda: learner.predict(images), fabric.device) for _ in range(8)]
+                times = [seconds_of(lambda: learner.predict(images), fabric.device) for _ in range(12)]
                 predict[str(index + 1)] = statistics.median(times[5:])
     return {"seconds": seconds, "file_bytes": sizes, "peak_mib": peaks, "predict": predict}
 

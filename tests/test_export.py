@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import cps
 from conftest import make_task
 from cps.cli import app
+from cps.decoding import decode_image
 from cps.exporting import PREPARED, AllTasks, export_all, export_task
-from cps.folders import decode_image
 
 runner = CliRunner()
 

@@ -6,8 +6,9 @@ import torch
 from PIL import Image
 
 import cps
-from cps import folders
-from cps.folders import ImageError, decode_image, read_folder
+from cps import decoding, folders
+from cps.decoding import ImageError, decode_image
+from cps.folders import read_folder
 
 
 def picture(width=12, height=8, seed=0):
@@ -34,6 +35,7 @@ def test_a_folder_becomes_one_tensor_of_bytes_with_the_names_of_its_classes(ship
     assert read.classes == ["bolt", "nut"]
     task = cps.Task(read.classes, train=(read.images, read.labels))
     assert task.classes == ("bolt", "nut")
+    assert repr(read) == "FolderImages(5 x 3 x 8 x 8, classes 'bolt', 'nut'; 0 skipped)"
 
 
 def test_a_picture_of_the_right_size_keeps_its_pixels(tmp_path):
@@ -82,7 +84,7 @@ def test_a_file_of_another_format_is_refused_whatever_it_is_called(tmp_path):
 def test_a_large_photograph_is_decoded_at_a_fraction_of_its_size(tmp_path, monkeypatch):
     picture(640, 640).save(tmp_path / "a.jpg")
     picture(640, 640).save(tmp_path / "a.png")
-    monkeypatch.setattr(folders, "LARGEST", 320 * 320)
+    monkeypatch.setattr(decoding, "LARGEST", 320 * 320)
     assert decode_image(tmp_path / "a.jpg", 8).shape == (3, 8, 8)
     with pytest.raises(ImageError, match="640 x 640 pixels"):
         decode_image(tmp_path / "a.png", 8)
@@ -123,7 +125,7 @@ def test_a_truncated_image_is_damaged(shipment):
 
 
 def test_a_huge_image_is_refused_before_it_is_decoded(shipment, monkeypatch):
-    monkeypatch.setattr(folders, "LARGEST", 50)
+    monkeypatch.setattr(decoding, "LARGEST", 50)
     with pytest.raises(ImageError, match="12 x 8 pixels"):
         read_folder(shipment, size=8)
 

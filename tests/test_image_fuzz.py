@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cps import folders
+from cps import decoding
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.images import cases, outcome, seeds
@@ -32,6 +32,6 @@ def test_every_picture_that_the_cases_start_from_is_read(tmp_path):
 
 def test_negative_control_a_reader_that_raises_something_else_is_found(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(b"broken")
-    monkeypatch.setattr(folders, "ImageError", KeyError)
+    monkeypatch.setattr(decoding, "ImageError", KeyError)
     with pytest.raises(KeyError):
         outcome(tmp_path / "a.png")

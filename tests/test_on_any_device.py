@@ -1,6 +1,7 @@
 """What a CPU forgives and a GPU does not; with CPS_TEST_ACCELERATOR=cuda these ask more than on a CPU."""
 
 import copy
+import logging
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, ListDataset, conv_net, make_task
-from cps import seeds, training
+from cps import devices, seeds, training
 from cps.capture import Captured
 from cps.data import as_examples
 from cps.miniatures import Miniatures
@@ -27,6 +28,17 @@ class Watching(nn.Module):
     def forward(self, images):
         self.seen.append(self.switches())
         return self.layer(images.flatten(1))
+
+
+def test_what_lightning_tells_of_every_device_is_kept_from_the_user():
+    lightning = devices._lightning_fabric()
+    told, listener = [], logging.Handler()
+    listener.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger(f"{lightning.__name__}.utilities.rank_zero").addHandler(listener)
+    cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed")
+    assert not told
+    lightning.Fabric(accelerator=ACCELERATOR, precision="bf16-mixed", devices=1)
+    assert "bfloat16" in told[0]
 
 
 def test_no_search_for_kernels_reaches_what_is_learned_and_predicted(make_learner, monkeypatch):

@@ -14,8 +14,8 @@ from PIL import Image
 
 import cps
 from conftest import make_task
-from cps import folders, following, serving, uploads
-from cps.folders import decode_image
+from cps import decoding, following, serving, uploads
+from cps.decoding import decode_image
 from cps.following import Followed
 from cps.gate import Limits
 from cps.hosting import Host
@@ -320,9 +320,9 @@ def test_a_task_that_is_told_is_the_one_that_answers(address, learner):
 
 
 def test_more_pixels_than_are_ever_read_are_refused_as_such_whatever_the_limit(monkeypatch):
-    monkeypatch.setattr(folders, "LARGEST", 2_000_000)
+    monkeypatch.setattr(decoding, "LARGEST", 2_000_000)
     monkeypatch.setattr(uploads, "LARGEST", 2_000_000)
     large = io.BytesIO()
     Image.new("L", (2000, 1500)).save(large, "PNG")
-    with pytest.raises(folders.ImageError, match="has 2000 x 1500 pixels, more than 2 million; send a smaller image"):
+    with pytest.raises(decoding.ImageError, match="has 2000 x 1500 pixels, more than 2 million; send a smaller image"):
         uploads.pixels_of(uploads.Upload("large.png", large.getvalue()), 8, Limits(megapixels=100))

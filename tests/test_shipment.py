@@ -10,8 +10,8 @@ from PIL import Image
 import cps
 from conftest import write_shipment
 from cps.backbones import BUILTINS
+from cps.decoding import ImageError
 from cps.estimate import estimate
-from cps.folders import ImageError
 from cps.growing import prepare
 from cps.proposal import AUGMENTATIONS, Wishes, augmentation, propose
 from cps.shipment import Sample, Shipment, look

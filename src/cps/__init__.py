@@ -14,12 +14,13 @@ _HOME = {
     "capacity": ["Capacity", "CapacityError", "CapacityWarning"],
     "cascade": ["Cascade"],
     "checklist": ["check_pruner", "check_selector"],
+    "decoding": ["ImageError", "read_image"],
     "devices": ["make_fabric"],
     "evaluation": ["evaluate"],
     "evidence": ["Evidence", "Outputs"],
     "exporting": ["Export", "export_all", "export_task"],
     "extraction": ["Standalone"],
-    "folders": ["FolderImages", "ImageError", "ImageFolder", "read_folder", "read_image"],
+    "folders": ["FolderImages", "ImageFolder", "read_folder"],
     "learner": ["Learner"],
     "loading": ["load"],
     "losses": ["Contrastive", "CrossEntropy", "Loss"],
@@ -55,12 +56,13 @@ if TYPE_CHECKING:
     from cps.capacity import Capacity, CapacityError, CapacityWarning
     from cps.cascade import Cascade
     from cps.checklist import check_pruner, check_selector
+    from cps.decoding import ImageError, read_image
     from cps.devices import make_fabric
     from cps.evaluation import evaluate
     from cps.evidence import Evidence, Outputs
     from cps.exporting import Export, export_all, export_task
     from cps.extraction import Standalone
-    from cps.folders import FolderImages, ImageError, ImageFolder, read_folder, read_image
+    from cps.folders import FolderImages, ImageFolder, read_folder
     from cps.learner import Learner
     from cps.loading import load
     from cps.losses import Contrastive, CrossEntropy, Loss

@@ -1,6 +1,7 @@
 """Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,15 +32,28 @@ def make_fabric(
     several = devices * nodes > 1
     # A single process needs no cluster; looking for one starts MPI where it is installed, for ten seconds.
     alone = lightning.plugins.environments.LightningEnvironment()
-    fabric = lightning.Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        precision=precision or ("bf16-mixed" if _is_cuda(accelerator) else "32-true"),
-        strategy="ddp_find_unused_parameters_true" if several else "auto",
-        plugins=None if several else alone,
-    )
-    return ready(fabric)
+    with _quietly(lightning):
+        fabric = lightning.Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision=precision or ("bf16-mixed" if _is_cuda(accelerator) else "32-true"),
+            strategy="ddp_find_unused_parameters_true" if several else "auto",
+            plugins=None if several else alone,
+        )
+        return ready(fabric)
+
+
+@contextmanager
+def _quietly(lightning: Any) -> Iterator[None]:
+    """Keep to ourselves what lightning tells of every device: its advice is about settings that cps makes itself."""
+    told = logging.getLogger(f"{lightning.__name__}.utilities.rank_zero")
+    level = told.level
+    told.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        told.setLevel(level)
 
 
 def _check(accelerator: str, precision: Any) -> None:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 import cps
 from cps import storage
-from cps.folders import FolderImages, ImageError, ImageFolder
+from cps.decoding import ImageError
+from cps.folders import FolderImages, ImageFolder
 from cps.forms import SETTINGS
 from cps.inbox import size_of
 from cps.learner import Learner

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from cps.arrivals import State, inside, state_of, states_in
-from cps.folders import KNOWN, SUFFIXES, ImageError, decode_image
+from cps.decoding import ImageError, decode_image
+from cps.folders import KNOWN, SUFFIXES
 from cps.images import side_of
 from cps.learner import Learner
 from cps.prediction import Prediction

@@ -19,7 +19,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 import cps
-from cps.folders import ImageError
+from cps.decoding import ImageError
 from cps.gate import Gate, Refused
 from cps.hosting import Host, Hosted
 from cps.intake import check_task_number

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cps.folders import FORMATS, SUFFIXES, ImageError, decode_image, file_digest, in_quotes, list_images
+from cps.decoding import FORMATS, ImageError, decode_image
+from cps.folders import SUFFIXES, file_digest, in_quotes, list_images
 
 FEW = 20  # images of a class, below which a warning is due
 ENOUGH = 5  # images of a class, from which some can be held out

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cps.folders import FORMATS, LARGEST, ImageError, decode_image
+from cps.decoding import FORMATS, LARGEST, ImageError, decode_image
 from cps.gate import Limits
 
 
