@@ -18,8 +18,8 @@ def told_apart(learner: cps.Learner, selector: cps.Selector, evidence: Evidence,
     """Return what the first subnetworks, those that gave the evidence, make of images they know and do not know."""
     network, each = learner.network, torch.arange(len(is_known), device=is_known.device)
     tasks = select(selector, evidence, network.statistics(selector.name)[: len(evidence)], each).tasks
-    familiar = how_familiar(network, evidence, tasks)
-    known, strange = familiar[is_known].cpu(), familiar[~is_known].cpu()
+    familiar, is_known = how_familiar(network, evidence, tasks), is_known.cpu()
+    known, strange = familiar[is_known], familiar[~is_known]
     rejected = {str(share): [percent(part < share * STEPS) for part in (known, strange)] for share in REJECT}
     print("AUROC", auroc(known, strange), "rejected", rejected, flush=True)
     return {

@@ -60,7 +60,7 @@ def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[st
     evidence, _ = tested.until(tested.tasks - 1)
     for name, selector in selectors_around(cascade).items():
         statistics = learner.network.statistics(selector.name)
-        is_found = select(selector, evidence, statistics, _each(tested)).tasks == tested.task
+        is_found = select(selector, evidence, statistics, _each(tested)).tasks.to(tested.task.device) == tested.task
         found[name] = {"class": percent(is_found & tested.right), "task": percent(is_found)}
         print(name, found[name], flush=True)
     return found

@@ -138,7 +138,7 @@ def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: 
     for after in range(tested.tasks):
         known, images = tested.until(after)
         found = select(selector, known, statistics[: after + 1], groups[:images]).tasks
-        selected[after] = found == tested.task[:images]
+        selected[after] = found.to(tested.task.device) == tested.task[:images]
     accuracy = _matrix(tested, {after: found & tested.right[: len(found)] for after, found in selected.items()})
     last = selected[max(selected)]
     five = None if tested.right_of_five is None else tested.right_of_five & last
@@ -158,7 +158,7 @@ def _averaged(first: Evidence, second: Evidence) -> Evidence:
 
     def mean(tasks: Sequence[int]) -> list[Outputs]:
         views = zip(first.ask(tasks), second.ask(tasks), strict=True)
-        return [Outputs(*(mean_of(parts) for parts in zip(*both, strict=True))) for both in views]
+        return [Outputs(*(mean_of(torch.stack(parts)) for parts in zip(*both, strict=True))) for both in views]
 
     return Evidence(mean, len(first))
 

@@ -1,8 +1,9 @@
 """Evidence: what every subnetwork says about the same images."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 CLOSE = 1e-3  # how far features may be off, of the largest
@@ -51,6 +52,14 @@ class Evidence(Sequence[Outputs]):
     def until(self, tasks: int) -> "Evidence":
         """Return the evidence as it was when only the first `tasks` tasks were learned."""
         return Evidence(self.ask, tasks)
+
+
+def finite(found: Mapping[int, Outputs]) -> dict[int, Outputs]:
+    """Return the outputs whose features are all numbers, by task; asked in one go, since a GPU's answer takes time."""
+    if not found:
+        return {}
+    sums = torch.stack([outputs.features.sum() for outputs in found.values()]).isfinite().tolist()
+    return {task: outputs for (task, outputs), is_finite in zip(found.items(), sums, strict=True) if is_finite}
 
 
 def are_close(found: Tensor, expected: Tensor, share: float = CLOSE) -> bool:

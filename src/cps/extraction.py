@@ -61,7 +61,7 @@ class Standalone(nn.Module):
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all looks."""
         pixels = self.normalize(as_floats(images)).to(self.dtype)
-        seen = [self.backbone(look(pixels)).float() for look in self.looks]
+        seen = torch.stack([self.backbone(look(pixels)).float() for look in self.looks])
         return Outputs(mean_of(seen), class_logits(seen, self.looks, self.head.weight, self.head.bias))
 
 

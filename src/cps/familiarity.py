@@ -59,11 +59,12 @@ def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> T
 
     Where none does, the figure is negative, the more so the stranger the image is.
     """
-    found = torch.full((len(tasks),), float(STEPS), device=tasks.device)
+    tasks = tasks.cpu()
+    found = torch.full((len(tasks),), float(STEPS))
     for task in tasks.unique().tolist():
-        kept = network.subnetworks[task].statistics[NAME]
-        mine, least, most = tasks == task, kept["quantiles"][0], kept["quantiles"][-1]
-        largest = evidence[task].logits[mine].amax(dim=1)
-        rank = torch.searchsorted(kept["quantiles"], largest, right=True) - 1.0
+        quantiles, mine = network.subnetworks[task].statistics[NAME]["quantiles"].cpu(), tasks == task
+        least, most = quantiles[0], quantiles[-1]
+        largest = evidence[task].logits[mine].amax(dim=1).cpu()
+        rank = torch.searchsorted(quantiles, largest, right=True) - 1.0
         found[mine] = rank.where(largest >= least, (largest - least) / (most - least).clamp(min=1e-6))
     return found

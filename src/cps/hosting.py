@@ -102,8 +102,8 @@ def _replies(
 ) -> list[ImageReply]:
     network, selector = learner.network, learner.selectors[0]
     evidence = learner.evidence(images)
-    groups = consecutive_groups(len(images), group_size, network.device)
-    by_group = task_scores(selector, evidence, network.statistics(selector.name), groups)  # (groups, tasks)
+    groups, statistics = consecutive_groups(len(images), group_size), network.statistics(selector.name)
+    by_group = task_scores(selector, evidence, statistics, groups.to(network.device))  # (groups, tasks)
     found = best_task(by_group)[groups] if task is None else torch.full_like(groups, task)
     chosen = classify(network, evidence, found, reject=reject)
     every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]

@@ -101,7 +101,7 @@ def _check_statistics(learner: Learner, selector: Selector, path: str | Path) ->
         subnetwork = learner.network.subnetworks[task]
         features = subnetwork.head["weight"].new_zeros(2, subnetwork.head["weight"].shape[1])
         looks = subnetwork.looks
-        return Outputs(features, class_logits([features] * len(looks), looks, **subnetwork.head))
+        return Outputs(features, class_logits(features.expand(len(looks), -1, -1), looks, **subnetwork.head))
 
     evidence = Evidence(lambda tasks: [blank(task) for task in tasks], len(learner.network.subnetworks))
     groups = torch.arange(2, device=learner.network.device)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from cps.crowd import Crowd, member
@@ -52,23 +53,21 @@ class Miniatures:
             self._crowds[tasks] = Crowd([self._members[task] for task in tasks])  # pyright: ignore[reportArgumentType]
         return self._crowds[tasks]
 
-    def features(self, batches: Iterable[Tensor], looks: Mapping[int, Sequence[Look]]) -> dict[int, list[list[Tensor]]]:
-        """Return, by task, batch of pixels and look, the features of tasks that pay, given the looks each takes.
+    def features(self, batches: Iterable[Tensor], looks: Mapping[int, Sequence[Look]]) -> dict[int, list[Tensor]]:
+        """Return the features (looks, N, d) of each batch of pixels, by task, given the looks that each takes.
 
-        Tasks that take the same looks are a crowd.
+        All these tasks pay; those that take the same looks are a crowd.
         """
         askers = {
             taken: tuple(task for task, mine in looks.items() if tuple(mine) == taken)
             for taken in map(tuple, looks.values())
         }
-        found: dict[int, list[list[Tensor]]] = {task: [] for task in looks}
+        found: dict[int, list[Tensor]] = {task: [] for task in looks}
         for pixels in batches:
-            for mine in found.values():
-                mine.append([])
             for taken, tasks in askers.items():
-                for some, turned in passes(pixels, taken):
-                    for task, features in zip(tasks, self.crowd(tasks)(turned), strict=True):
-                        found[task][-1] += features.chunk(len(some))
+                seen = [self.crowd(tasks)(turned) for turned in passes(pixels, taken)]  # by pass and task
+                for task, parts in zip(tasks, zip(*seen, strict=True), strict=True):
+                    found[task].append(torch.cat(parts).unflatten(0, (len(taken), len(pixels))))
         return found
 
     def forget(self) -> None:

@@ -14,7 +14,7 @@ from cps.capacity import check_capacity
 from cps.data import ClassName
 from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
-from cps.evidence import Evidence, Outputs
+from cps.evidence import Evidence, Outputs, finite
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
@@ -168,12 +168,9 @@ class SharedNetwork:
         with self.in_use():
             looks = {task: self.subnetworks[task].looks for task in tasks if self._miniatures.pays(task)}
             features = self._miniatures.features(map(self.pixels, batches), looks) if looks else {}
-            found = {task: self._with_logits(task, seen) for task, seen in features.items()}
-            for task in tasks:
-                # Half precision, in which small networks may compute, has a smaller range.
-                if task not in found or not found[task].features.isfinite().all():
-                    found[task] = self.whole_outputs(batches, task)
-        return [found[task] for task in tasks]
+            found = finite({task: self._with_logits(task, seen) for task, seen in features.items()})
+            # The others are too large for half precision, in which small networks may compute.
+            return [found[task] if task in found else self.whole_outputs(batches, task) for task in tasks]
 
     @torch.no_grad()
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
@@ -181,11 +178,10 @@ class SharedNetwork:
         with self.in_use():
             tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
             self.backbone.eval()
-            seen: list[list[Tensor]] = []
+            seen = []
             for pixels in map(self.pixels, batches):
-                seen.append([])
-                for some, turned in passes(pixels, looks):
-                    seen[-1] += functional_call(self.backbone, tensors, (turned,)).chunk(len(some))
+                parts = [functional_call(self.backbone, tensors, (turned,)) for turned in passes(pixels, looks)]
+                seen.append(torch.cat(parts).unflatten(0, (len(looks), len(pixels))))
             return self._with_logits(task, seen)
 
     def check_task(self, task: int) -> None:
@@ -204,11 +200,10 @@ class SharedNetwork:
             backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
             return Standalone(backbone, self.subnetworks[task], self.prepare)
 
-    def _with_logits(self, task: int, batches: Sequence[Sequence[Tensor]]) -> Outputs:
-        """Return features and logits, from the features of each batch and look, averaged over the looks."""
-        looks = [torch.cat([features.float() for features in parts]) for parts in zip(*batches, strict=True)]
-        subnetwork = self.subnetworks[task]
-        return Outputs(mean_of(looks), class_logits(looks, subnetwork.looks, **subnetwork.head))
+    def _with_logits(self, task: int, batches: list[Tensor]) -> Outputs:
+        """Return features and logits, averaged over the looks, from the features (looks, N, d) of each batch."""
+        seen, subnetwork = torch.cat(batches, dim=1).float(), self.subnetworks[task]
+        return Outputs(mean_of(seen), class_logits(seen, subnetwork.looks, **subnetwork.head))
 
     def _noise(self, images: int) -> Tensor:
         """Return images of noise, or of zeros where the backbone cannot look at noise."""

@@ -30,15 +30,15 @@ def classify(
     network: SharedNetwork, evidence: Evidence, tasks: Tensor, share: Tensor | None = None, *, reject: float = 0.0
 ) -> Prediction:
     """Let the selected subnetwork of each image name its class, unless the image is not familiar to it."""
+    tasks = tasks.cpu()
     classes: list[ClassName | None] = [None] * len(tasks)
     is_known = is_familiar(network, evidence, tasks, reject).tolist()
     confidence = torch.zeros(len(tasks), dtype=torch.float32)
     for task in tasks.unique().tolist():
         mine = (tasks == task).nonzero()[:, 0]
-        largest, output = evidence[task].logits[mine].softmax(dim=1).max(dim=1)
-        confidence[mine.cpu()] = largest.cpu()
+        confidence[mine], output = evidence[task].logits[mine].cpu().softmax(dim=1).max(dim=1)
         names = network.subnetworks[task].names(output)
         for index, name in zip(mine.tolist(), names, strict=True):
             classes[index] = name if is_known[index] else None
     share = torch.ones_like(confidence) if share is None else share.float().cpu()
-    return Prediction(classes, tasks.cpu(), share, confidence)
+    return Prediction(classes, tasks, share, confidence)

@@ -197,7 +197,7 @@ class Selected(NamedTuple):
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selected:
     """Return the task of each image: the one that scores highest for its group."""
-    scores = task_scores(selector, evidence, statistics, groups)
+    scores, groups = task_scores(selector, evidence, statistics, groups), groups.cpu()
     tasks, shares = best_task(scores)[groups], task_shares(scores, torch.bincount(groups))[groups]
     return Selected(tasks, shares.gather(1, tasks[:, None])[:, 0])
 
@@ -219,9 +219,9 @@ def task_shares(scores: Tensor, sizes: Tensor | None = None) -> Tensor:
 
 
 def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
-    """Return the selector's scores (groups, tasks); say it in plain words if it has not seen some task."""
+    """Return the selector's scores (groups, tasks), on the CPU; say it in plain words if it has not seen some task."""
     try:
-        scores = selector(evidence, statistics, groups)
+        scores = selector(evidence, statistics, groups).cpu()
     except KeyError as error:
         raise ValueError(
             f"{selector.name} has kept no {error} about some task; a selector must be among the learner's selectors "
@@ -232,7 +232,7 @@ def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Sta
         raise ValueError(f"{selector.name} must return scores (groups, tasks) {expected}, got {tuple(scores.shape)}")
     if scores.isnan().any():
         log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
-    return scores.to(groups.device)
+    return scores
 
 
 def _number_of(groups: Tensor) -> int:
@@ -240,12 +240,10 @@ def _number_of(groups: Tensor) -> int:
 
 
 def mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of the rows of each group, shape (groups, ...)."""
+    """Return the mean of the rows of each group, shape (groups, ...); summed on the CPU, the same bits each time."""
+    if values.device.type != "cpu":
+        return mean_by_group(values.cpu(), groups.cpu()).to(values.device)
     number = _number_of(groups)
-    sums = values.new_zeros(number, *values.shape[1:])
-    if values.is_cuda:  # sorted first, so that sums have the same bits each time
-        sums.index_put_((groups,), values, accumulate=True)
-    else:
-        sums.index_add_(0, groups, values)
+    sums = values.new_zeros(number, *values.shape[1:]).index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=number)
     return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))

@@ -53,11 +53,11 @@ class Stream:
                 )
             statistics = self._network.statistics(self._selector.name)
             groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
-            shares = task_shares(task_scores(self._selector, evidence, statistics, groups).cpu().double())
+            shares = task_shares(task_scores(self._selector, evidence, statistics, groups).double())
             self._begin()
             known = torch.stack([self._follow(each) for each in (1 - STRAY) * shares + STRAY / shares.shape[1]])
             share, tasks = known.max(dim=1)
-            return classify(self._network, evidence, tasks.to(self._network.device), share, reject=reject)
+            return classify(self._network, evidence, tasks, share, reject=reject)
 
     def _begin(self) -> None:
         """Know nothing, if this is the first call or other tasks have been learned."""

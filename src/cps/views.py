@@ -25,8 +25,10 @@ class Look(NamedTuple):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return images (N, channels, height, width) as they look, in memory of their own."""
-        images = images.flip(-1) if self.is_mirrored else images.clone()
-        return torch.rot90(images, self.turn, dims=(2, 3)) if self.turn else images
+        seen = images.flip(-1) if self.is_mirrored else images
+        if self.turn:
+            return torch.rot90(seen, self.turn, dims=(2, 3))
+        return seen if self.is_mirrored else seen.clone()
 
 
 class Views(Protocol):
@@ -109,28 +111,24 @@ def looks_at(turns: int, mirrors: bool) -> list[Look]:
     ]
 
 
-def passes(images: Tensor, looks: Sequence[Look]) -> Iterator[tuple[Sequence[Look], Tensor]]:
-    """Return images in all looks, of few images many looks in one batch, and the looks in each batch."""
+def passes(images: Tensor, looks: Sequence[Look]) -> Iterator[Tensor]:
+    """Return images in one look after the other, of few images many looks in one batch."""
     together = max(1, AT_ONCE // max(1, len(images)))
     for start in range(0, len(looks), together):
-        some = looks[start : start + together]
-        turned = [look(images) for look in some]
-        yield some, turned[0] if len(some) == 1 else torch.cat(turned)
+        turned = [look(images) for look in looks[start : start + together]]
+        yield turned[0] if len(turned) == 1 else torch.cat(turned)
 
 
-def class_logits(features: Sequence[Tensor], looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the logits (N, classes) of images from their features at each look: of each turn its own outputs."""
+def class_logits(features: Tensor, looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the logits (N, classes) of images from their features (looks, N, d): of each turn its own outputs."""
     turns = 1 + max(look.turn for look in looks)
-    said = [
-        F.linear(seen, weight[look.turn :: turns], bias[look.turn :: turns])
-        for seen, look in zip(features, looks, strict=True)
-    ]
-    return mean_of(said)
+    said = F.linear(features, weight, bias).unbind()  # of each look (N, classes x turns)
+    return mean_of(torch.stack([outputs[:, look.turn :: turns] for outputs, look in zip(said, looks, strict=True)]))
 
 
-def mean_of(values: Sequence[Tensor]) -> Tensor:
-    """Return the mean of tensors of one shape; of a single one the same bits."""
-    return values[0] if len(values) == 1 else torch.stack(list(values)).mean(dim=0)
+def mean_of(values: Tensor) -> Tensor:
+    """Return the mean over the first axis; of a single entry the same bits."""
+    return values[0] if len(values) == 1 else values.mean(dim=0)
 
 
 def check_views(shape: tuple[int, ...], turns: int, mirrors: bool) -> None:
