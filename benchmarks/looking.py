@@ -9,13 +9,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 import cps
 from benchmarks.selecting import add_subnetwork, evidence_of
 from benchmarks.timing import compare, row
-from cps import views
 from cps.network import SharedNetwork
 from cps.recipes import SURE
+from cps.views import looks_at
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -29,8 +30,12 @@ def looking(fabric: "Fabric") -> list[dict[str, Any]]:
     image, pairs = torch.rand(1, 3, 32, 32), 5 if device.type == "cpu" else 30
     eight = partial(evidence_of, _network(device, turns=4, mirrors=True), image)
     two = partial(evidence_of, _network(device, turns=1, mirrors=True), image)
-    one = partial(evidence_of, _network(device, turns=1, mirrors=False), image)
-    others = {"look by look": (partial(_look_by_look, eight), 1.0), "two looks": (two, None), "one": (one, None)}
+    upright = partial(evidence_of, _network(device, turns=1, mirrors=False))
+    others: dict[str, tuple[Callable[[], None], float | None]] = {
+        "look by look": (partial(_look_by_look, upright, image), 1.0),
+        "two looks": (two, None),
+        "one": (partial(upright, image), None),
+    }
     return [
         row(f"{TASKS} subnetworks look at one image eight times, against {name}",
             *compare(eight, other, device, pairs=pairs), limit)
@@ -39,21 +44,31 @@ def looking(fabric: "Fabric") -> list[dict[str, Any]]:
 
 
 def choosing(fabric: "Fabric") -> list[dict[str, Any]]:
-    """Compare the prediction of one image by the cascade with that by the largest output."""
+    """Compare whole predictions of one image: by the cascade and the largest output, in eight looks and in two."""
+    image, pairs = torch.rand(1, 3, 32, 32), 10 if fabric.device.type == "cpu" else 30
+    eight, two = (_learned(fabric, each) for each in (cps.Rotations(mirrors=True), cps.Upright(mirrors=True)))
+    cascade = partial(eight.predict, image)
+    rows = {
+        "by the cascade, against by the largest output": (partial(eight.predict, image, selector=cps.MaxOutput()), 1.5),
+        "in eight looks, against in two": (partial(two.predict, image), None),
+    }
+    return [
+        row(f"one image of {TASKS} tasks {what}", *compare(cascade, other, fabric.device, pairs=pairs), limit)
+        for what, (other, limit) in rows.items()
+    ]
+
+
+def _learned(fabric: "Fabric", views: cps.Views) -> cps.Learner:
+    """Return a learner of some tasks of noise; what it has learned changes no time."""
     training = cps.Training(1, cps.SGD(0.01), batch_size=32)
-    selectors = (SURE, cps.MaxOutput())
     learner = cps.Learner(
-        cps.resnet18(3), pruner=cps.Magnitude(ON), rounds=1, train=training, retrain=training, selectors=selectors,
-        fabric=fabric,
+        cps.resnet18(3), pruner=cps.Magnitude(ON), rounds=1, train=training, retrain=training, views=views,
+        selectors=(SURE, cps.MaxOutput()), fabric=fabric,
     )  # fmt: skip
-    draws = torch.Generator().manual_seed(0)
     for task in range(TASKS):
         classes = range(CLASSES * task, CLASSES * task + CLASSES)
-        learner.learn(cps.Task(classes, (torch.rand(80, 3, 32, 32, generator=draws), [*classes] * 8)))
-    image, pairs = torch.rand(1, 3, 32, 32, generator=draws), 10 if fabric.device.type == "cpu" else 30
-    cascade, largest = (partial(learner.predict, image, selector=selector) for selector in selectors)
-    what = f"one image of {TASKS} tasks by the cascade, against by the largest output"
-    return [row(what, *compare(cascade, largest, fabric.device, pairs=pairs), 1.5)]
+        learner.learn(cps.Task(classes, (torch.rand(80, 3, 32, 32), [*classes] * 8)))
+    return learner
 
 
 def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwork:
@@ -66,7 +81,6 @@ def _network(device: torch.device, *, turns: int, mirrors: bool) -> SharedNetwor
     return network
 
 
-def _look_by_look(work: Callable[[], None]) -> None:
-    before, views.AT_ONCE = views.AT_ONCE, 1
-    work()
-    views.AT_ONCE = before
+def _look_by_look(work: Callable[[Tensor], None], image: Tensor) -> None:
+    for look in looks_at(4, mirrors=True):
+        work(look(image))

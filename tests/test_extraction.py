@@ -7,6 +7,7 @@ import cps
 from conftest import ACCELERATOR, ROUNDING, conv_net, make_task
 from cps.crowd import Crowd, in_half
 from cps.devices import full_precision
+from cps.evidence import Outputs
 from test_any_module import BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
@@ -174,8 +175,8 @@ def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole
     learner, images = small_and_whole
     learner.network._miniatures._members = {task: learner.extract(task).backbone for task in range(2)}
     whole = learner.network.whole_outputs([images], 1)
-    lost = torch.full_like(whole.features, float("inf"))
-    monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole.features, lost])
+    lost = Outputs(torch.full_like(whole.features, float("inf")), whole.logits)
+    monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole, lost])
     assert torch.equal(learner.network.outputs([images], [0, 1])[1].features, whole.features)
 
 

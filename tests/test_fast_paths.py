@@ -20,6 +20,7 @@ from cps.crowd import Crowd
 from cps.data import TensorExamples
 from cps.draft import Classifier
 from cps.engine import Engine
+from cps.evidence import Outputs
 from cps.feed import Plan
 from cps.flat import Flat
 from cps.guard import Kept, Restorer, bind
@@ -585,11 +586,15 @@ def test_many_engines_are_all_compiled(monkeypatch):
     assert len(compiled) == 12
 
 
+def as_both(pixels):
+    return Outputs(pixels.flatten(1), -pixels.flatten(1))
+
+
 def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
     from threading import Thread
 
     before, seen = torch.get_num_threads(), []
-    Crowd([nn.Flatten()])(torch.rand(3, 1, 2, 2))
+    Crowd([as_both])(torch.rand(3, 1, 2, 2))
     thread = Thread(target=lambda: seen.append(torch.get_num_threads()))
     thread.start()
     thread.join()
@@ -597,18 +602,19 @@ def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
 
 
 def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monkeypatch):
-    crowd, launched = Crowd([nn.Flatten(), nn.Sequential(nn.Flatten(), nn.ReLU())]), []
+    crowd, launched = Crowd([as_both, lambda pixels: as_both(2 * pixels)], looks=2), []
 
     def launch(pixels):
         launched.append(len(pixels))
-        return [network(pixels) for network in crowd.networks]
+        return [part for network in crowd.networks for part in network(pixels)]
 
     monkeypatch.setattr(crowd, "_captured", launch)
-    monkeypatch.setattr("cps.crowd.LAUNCH", 3 * 48)
+    monkeypatch.setattr("cps.crowd.LAUNCH", 6 * 48)
     images = torch.randn(7, 3, 4, 4)
-    features = crowd._in_launches(images)
+    found = crowd._in_launches(images)
     assert launched == [3, 3, 1]
-    assert all(torch.equal(seen, network(images)) for seen, network in zip(features, crowd.networks, strict=True))
+    for outputs, network in zip(found, crowd.networks, strict=True):
+        assert all(map(torch.equal, outputs, network(images)))
 
 
 @needs_gpu

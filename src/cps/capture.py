@@ -1,7 +1,7 @@
 """Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds; and compiling."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -51,10 +51,13 @@ class Captured:
         return is_warm and is_new and len(self._graphs) < MOST_GRAPHS and not self._impossible
 
     def _replayed(self, graph: "_Graph", inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
-        for place, value in zip(graph.inputs, inputs, strict=True):
-            place.copy_(value)
+        _copy(inputs, graph.inputs)
         graph.graph.replay()
-        return None if graph.outputs is None else [value.clone() for value in graph.outputs]
+        if graph.outputs is None:
+            return None
+        outputs = [torch.empty_like(value) for value in graph.outputs]
+        _copy(graph.outputs, outputs)
+        return outputs
 
     def _apart(self, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         """Run on a stream of its own, as a capture asks of the calls before it."""
@@ -101,6 +104,12 @@ class Captured:
         for graph in self._graphs.values():
             for value in (*graph.inputs, *(graph.outputs or [])):
                 value.zero_()
+
+
+def _copy(values: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """Copy values to where they belong, with one launch where they are of a kind."""
+    if places:
+        torch._foreach_copy_(list(places), list(values))  # pyright: ignore[reportPrivateImportUsage]
 
 
 @contextmanager

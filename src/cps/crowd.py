@@ -7,7 +7,7 @@ rounds no more than a GPU does anyway. Whatever else is in the crowd, a network 
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from threading import Barrier
@@ -17,56 +17,59 @@ from torch import Tensor, nn
 
 from cps.capture import Captured
 from cps.devices import full_precision, same_bits
-from cps.evidence import are_close
+from cps.evidence import Outputs, are_close, joined
 from cps.padding import padded
 from cps.partition import put_channels_last
 
-STRETCH = 32  # images in one job of a CPU
-LAUNCH = 3 * 2**18  # numbers of pixels in one launch on a GPU: of 256 images at 32 x 32, of 5 at 224 x 224
+STRETCH = 32  # images in one job of a CPU, each look at one counted
+LAUNCH = 3 * 2**18  # numbers of pixels in one launch on a GPU, likewise: of 256 images at 32 x 32, of 5 at 224 x 224
 STREAMS = 16
 ROUNDING = 2e-3  # of the largest feature; as much as convolutions on a GPU round by default
 
 
 class Crowd:
-    """Small networks on one device; calling it returns the features of each, shape (N, d)."""
+    """Small networks on one device, each with its head; calling it returns the outputs of each.
 
-    def __init__(self, networks: Sequence[nn.Module]):
-        self.networks = list(networks)
+    `looks` is how often one looks at each image, at most.
+    """
+
+    def __init__(self, networks: Sequence[Callable[[Tensor], Outputs]], looks: int = 1):
+        self.networks, self.looks = list(networks), looks
         self._streams: list[torch.cuda.Stream] = []
         self._captured = Captured(self._on_gpu)
 
     @torch.no_grad()
-    def __call__(self, pixels: Tensor) -> list[Tensor]:
-        """Return the features that each network sees in these pixels."""
-        if pixels.ndim == 4:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
+    def __call__(self, pixels: Tensor) -> list[Outputs]:
+        """Return what each network says about these pixels."""
         with same_bits():
             return self._in_launches(pixels) if pixels.is_cuda else self._on_cpu(pixels)
 
-    def _on_cpu(self, pixels: Tensor) -> list[Tensor]:
-        stretches = pixels.split(STRETCH)
+    def _on_cpu(self, pixels: Tensor) -> list[Outputs]:
+        stretches = pixels.split(max(1, STRETCH // self.looks))
         jobs = [(network, stretch) for network in self.networks for stretch in stretches]
         done = list(_workers(torch.get_num_threads(), os.getpid()).map(_run, jobs))
-        return [torch.cat(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
+        return [joined(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
 
-    def _in_launches(self, pixels: Tensor) -> list[Tensor]:
+    def _in_launches(self, pixels: Tensor) -> list[Outputs]:
         """Let all networks look at so many images at once that the memory of a usual GPU holds what they see."""
-        stretches = pixels.split(max(1, LAUNCH // pixels[:1].numel()))
-        if len(stretches) == 1:
-            return self._captured(pixels)
-        return [torch.cat(parts) for parts in zip(*map(self._captured, stretches), strict=True)]
+        stretches = pixels.split(max(1, LAUNCH // (self.looks * pixels[:1].numel())))
+        found = []
+        for stretch in stretches:
+            parts = self._captured(stretch)
+            found.append([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)])
+        return [joined(of_one) for of_one in zip(*found, strict=True)]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:
+        """Return features and logits of each network in turn."""
         main = torch.cuda.current_stream()
         if not self._streams:
             self._streams = [torch.cuda.Stream() for _ in range(min(STREAMS, len(self.networks)))]
-        found = []
-        half = pixels.half()
+        found: list[Tensor] = []
         for stream in self._streams:
             stream.wait_stream(main)
         for index, network in enumerate(self.networks):
             with torch.cuda.stream(self._streams[index % len(self._streams)]):
-                found.append(network(half if isinstance(network, Half) else pixels))
+                found += network(pixels)
         for stream in self._streams:
             main.wait_stream(stream)
         return found
@@ -108,7 +111,7 @@ def in_half(network: nn.Module, pixels: Tensor) -> Half | None:
 
 
 @torch.no_grad()
-def _run(job: tuple[nn.Module, Tensor]) -> Tensor:
+def _run(job: tuple[Callable[[Tensor], Outputs], Tensor]) -> Outputs:
     network, pixels = job
     return network(pixels)
 

@@ -54,6 +54,11 @@ class Evidence(Sequence[Outputs]):
         return Evidence(self.ask, tasks)
 
 
+def joined(parts: Sequence[Outputs]) -> Outputs:
+    """Return outputs for images, one after the other, as outputs for all of them."""
+    return parts[0] if len(parts) == 1 else Outputs(*map(torch.cat, zip(*parts, strict=True)))
+
+
 def finite(found: Mapping[int, Outputs]) -> dict[int, Outputs]:
     """Return the outputs whose features are all numbers, by task; asked in one go, since a GPU's answer takes time."""
     if not found:

@@ -1,14 +1,16 @@
 """Miniatures: the small networks of sealed subnetworks, made when first asked for and kept."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cps.crowd import Crowd, member
+from cps.evidence import Outputs, joined
 from cps.extraction import extracted
-from cps.views import Look, passes
+from cps.subnetwork import Subnetwork
 
 CROWDS = 4  # that are kept ready
 SMALL = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
@@ -45,30 +47,20 @@ class Miniatures:
             self._members[task] = member(small, pixels) if small is not None and pays else None
         return self._members[task] is not None
 
-    def crowd(self, tasks: tuple[int, ...]) -> Crowd:
-        """Return the small networks of these tasks, which all pay, as a crowd; the last few are kept."""
+    def outputs(self, batches: Iterable[Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
+        """Return what tasks that pay say about batches of pixels, given the subnetwork of each."""
+        found = [self._crowd(subnetworks)(pixels) for pixels in batches] if subnetworks else []
+        return dict(zip(subnetworks, map(joined, zip(*found, strict=True)), strict=True))
+
+    def _crowd(self, subnetworks: Mapping[int, Subnetwork]) -> Crowd:
+        """Return the small networks of some tasks as a crowd; the last few crowds are kept."""
+        tasks = tuple(subnetworks)
         if tasks not in self._crowds:
             if len(self._crowds) == CROWDS:
                 del self._crowds[next(iter(self._crowds))]
-            self._crowds[tasks] = Crowd([self._members[task] for task in tasks])  # pyright: ignore[reportArgumentType]
+            networks = [Onlooker(self._members[task], each) for task, each in subnetworks.items()]
+            self._crowds[tasks] = Crowd(networks, max(len(each.looks) for each in subnetworks.values()))
         return self._crowds[tasks]
-
-    def features(self, batches: Iterable[Tensor], looks: Mapping[int, Sequence[Look]]) -> dict[int, list[Tensor]]:
-        """Return the features (looks, N, d) of each batch of pixels, by task, given the looks that each takes.
-
-        All these tasks pay; those that take the same looks are a crowd.
-        """
-        askers = {
-            taken: tuple(task for task, mine in looks.items() if tuple(mine) == taken)
-            for taken in map(tuple, looks.values())
-        }
-        found: dict[int, list[Tensor]] = {task: [] for task in looks}
-        for pixels in batches:
-            for taken, tasks in askers.items():
-                seen = [self.crowd(tasks)(turned) for turned in passes(pixels, taken)]  # by pass and task
-                for task, parts in zip(tasks, zip(*seen, strict=True), strict=True):
-                    found[task].append(torch.cat(parts).unflatten(0, (len(taken), len(pixels))))
-        return found
 
     def forget(self) -> None:
         """Keep nothing."""
@@ -78,6 +70,22 @@ class Miniatures:
     def forget_images(self) -> None:
         """Keep no pixel of what was looked at; captured graphs hold some."""
         self._crowds.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class Onlooker:
+    """A small network with the looks and the head of its subnetwork: pixels -> outputs."""
+
+    network: nn.Module | None
+    subnetwork: Subnetwork
+
+    def __call__(self, pixels: Tensor) -> Outputs:
+        """Return what the subnetwork says about the pixels."""
+        return self.subnetwork.outputs(pixels, self._features)
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        assert self.network is not None  # it pays
+        return self.network(pixels.contiguous(memory_format=torch.channels_last) if pixels.ndim == 4 else pixels)
 
 
 def _size(network: nn.Module) -> int:

@@ -5,6 +5,7 @@ import dataclasses
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from cps.capacity import check_capacity
 from cps.data import ClassName
 from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
-from cps.evidence import Evidence, Outputs, finite
+from cps.evidence import Evidence, Outputs, finite, joined
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
@@ -24,9 +25,11 @@ from cps.probe import has_place_for
 from cps.storage import digest
 from cps.subnetwork import Fingerprint, Subnetwork
 from cps.threads import OneAtATime
-from cps.views import Upright, Views, class_logits, mean_of, passes
+from cps.views import Upright, Views
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = 256  # images in one pass, each look at one counted
 
 
 class SharedNetwork:
@@ -166,9 +169,8 @@ class SharedNetwork:
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         """Return what some subnetworks say about batches of images: those with small networks all at once."""
         with self.in_use():
-            looks = {task: self.subnetworks[task].looks for task in tasks if self._miniatures.pays(task)}
-            features = self._miniatures.features(map(self.pixels, batches), looks) if looks else {}
-            found = finite({task: self._with_logits(task, seen) for task, seen in features.items()})
+            small = {task: self.subnetworks[task] for task in tasks if self._miniatures.pays(task)}
+            found = finite(self._miniatures.outputs(map(self.pixels, batches), small))
             # The others are too large for half precision, in which small networks may compute.
             return [found[task] if task in found else self.whole_outputs(batches, task) for task in tasks]
 
@@ -176,13 +178,12 @@ class SharedNetwork:
     def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Return the same from the backbone with the task's masked weights in it: slow and plain."""
         with self.in_use():
-            tensors, looks = self.tensors_of(task), self.subnetworks[task].looks
+            subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
             self.backbone.eval()
-            seen = []
-            for pixels in map(self.pixels, batches):
-                parts = [functional_call(self.backbone, tensors, (turned,)) for turned in passes(pixels, looks)]
-                seen.append(torch.cat(parts).unflatten(0, (len(looks), len(pixels))))
-            return self._with_logits(task, seen)
+            size = max(1, AT_ONCE // len(subnetwork.looks))
+            stretches = (stretch for pixels in map(self.pixels, batches) for stretch in pixels.split(size))
+            network = partial(functional_call, self.backbone, tensors)
+            return joined([subnetwork.outputs(stretch, network) for stretch in stretches])
 
     def check_task(self, task: int) -> None:
         """Refuse the index of a task that was not learned."""
@@ -199,11 +200,6 @@ class SharedNetwork:
             small = self._miniatures.extracted(task)
             backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
             return Standalone(backbone, self.subnetworks[task], self.prepare)
-
-    def _with_logits(self, task: int, batches: list[Tensor]) -> Outputs:
-        """Return features and logits, averaged over the looks, from the features (looks, N, d) of each batch."""
-        seen, subnetwork = torch.cat(batches, dim=1).float(), self.subnetworks[task]
-        return Outputs(mean_of(seen), class_logits(seen, subnetwork.looks, **subnetwork.head))
 
     def _noise(self, images: int) -> Tensor:
         """Return images of noise, or of zeros where the backbone cannot look at noise."""

@@ -1,6 +1,6 @@
 """A sealed subnetwork, and the only map between its head's outputs and the classes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from cps.data import ClassName
+from cps.evidence import Outputs
 from cps.masks import Masks, masked
 from cps.storage import digest
-from cps.views import Look, looks_at
+from cps.views import Look, class_logits, looks_at, mean_of
 
 
 class Fingerprint(NamedTuple):
@@ -48,6 +49,13 @@ class Subnetwork:
     def looks(self) -> list[Look]:
         """All looks it takes at an image."""
         return looks_at(self.turns, self.mirrors)
+
+    def outputs(self, pixels: Tensor, network: Callable[[Tensor], Tensor]) -> Outputs:
+        """Return what it says about pixels by a network that sees its features: the mean over all looks at once."""
+        turned = [look(pixels) for look in self.looks]
+        seen = network(turned[0] if len(turned) == 1 else torch.cat(turned)).float()
+        by_look = seen.unflatten(0, (len(turned), len(pixels)))
+        return Outputs(mean_of(by_look), class_logits(by_look, self.looks, **self.head))
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""

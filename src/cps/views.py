@@ -4,7 +4,7 @@ In training each turn of a class may be learned as a class of its own: a network
 more about its images, and so about what is not one of them. At test the outputs for all looks at an image are averaged.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -13,8 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cps.plain import setting
-
-AT_ONCE = 64  # images in one pass
 
 
 class Look(NamedTuple):
@@ -109,14 +107,6 @@ def looks_at(turns: int, mirrors: bool) -> list[Look]:
     return [
         Look(turn, is_mirrored) for is_mirrored in ((False, True) if mirrors else (False,)) for turn in range(turns)
     ]
-
-
-def passes(images: Tensor, looks: Sequence[Look]) -> Iterator[Tensor]:
-    """Return images in one look after the other, of few images many looks in one batch."""
-    together = max(1, AT_ONCE // max(1, len(images)))
-    for start in range(0, len(looks), together):
-        turned = [look(images) for look in looks[start : start + together]]
-        yield turned[0] if len(turned) == 1 else torch.cat(turned)
 
 
 def class_logits(features: Tensor, looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
