@@ -4,8 +4,7 @@
 it is, and `no-contrast`, `no-budget`, `weak`, `one-turn`, `upright` or `one-round` take a part away. With
 `--validation`, a share of the training images is held out and measured on instead of the test images: choices are made
 with that, published figures without or with `--test`. How familiar images look is then told from those, too.
-Where some tasks are left out (`--tasks`), their images are strangers. Several runs may share a GPU; `--latency` then
-measures the saved models (`--models`) once more, when it is quiet.
+Where some tasks are left out (`--tasks`), their images are strangers.
 """
 
 import argparse
@@ -18,13 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import cps
 from benchmarks.paper import compact
 from benchmarks.strangers import told_apart
-from cps.cost import describe_costs, seconds_of
+from cps.cost import describe_costs
 from cps.data import as_examples
 from cps.evaluation import in_turn
 from cps.evidence import Evidence
@@ -132,11 +130,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many tasks")
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of training")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
-    parser.add_argument("--models", type=Path, default=None, help="a folder to save the model of each variant in")
-    parser.add_argument("--latency", action="store_true", help="only time the predictions of the saved models")
     arguments = parser.parse_args()
-    if arguments.latency and arguments.models is None:
-        parser.error("--latency needs --models, the folder of the saved models")
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
@@ -144,13 +138,9 @@ def main() -> None:
         how += f", seed {arguments.seed}" if arguments.seed else ""
         key = f"{arguments.recipe}, {how}, tasks {arguments.tasks or 'all'}: {variant}"
         recipe = _changed(RECIPES[arguments.recipe](), variant)
-        model = arguments.models and arguments.models / f"{variant}.cps"
-        if arguments.latency and model is not None:
-            done[key]["milliseconds"] = _milliseconds(cps.load(model, recipe.drawn(arguments.seed)))
-        elif key not in done:
-            done[key] = _measure(arguments, recipe, model)
-        else:
+        if key in done:
             continue
+        done[key] = _measure(arguments, recipe)
         write_text(arguments.out, compact(done))
         print(key, json.dumps(done[key]), flush=True)
 
@@ -161,7 +151,7 @@ def _changed(recipe: Recipe, variant: str) -> Recipe:
     return recipe
 
 
-def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) -> dict[str, Any]:
+def _measure(arguments: argparse.Namespace, recipe: Recipe) -> dict[str, Any]:
     settings = {**recipe.learner_settings(), "selectors": (SURE, cps.MaxOutput())}
     for phase in ("train", "retrain"):
         settings[phase] = scaled(settings[phase], arguments.epochs_scale)
@@ -173,8 +163,6 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
     for task in tasks:
         learner.learn(task)
     minutes = (time.monotonic() - began) / 60
-    if model is not None:
-        learner.save(model)
     found: dict[str, Any] = cps.evaluate(learner, tasks, selectors=selectors_around(SURE))
     evidence, of_task = _look_at_all(learner, every)
     is_known = of_task < len(tasks)
@@ -190,19 +178,11 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe, model: Path | None) 
         },
         "minutes": minutes,
         "operations": sum(cost["operations"] for cost in describe_costs(learner.network)[1]),
-        "milliseconds": _milliseconds(learner),
         "taken": 100 * (1 - learner.network.free_share()),
         "measured on": "images held out of training" if _is_on_held_out(arguments) else "test images",
         "device": describe_device(fabric),
         "versions": versions(),
     }
-
-
-def _milliseconds(learner: cps.Learner) -> float:
-    """Return how long the prediction of one image takes."""
-    work = partial(learner.predict, torch.zeros(1, *(learner.network.input_shape or ())))
-    work()
-    return 1000 * statistics.median(seconds_of(work, learner.network.device) for _ in range(10))
 
 
 def _tasks(recipe: Recipe, arguments: argparse.Namespace) -> list[cps.Task]:
