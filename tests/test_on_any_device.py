@@ -170,6 +170,28 @@ def test_engines_are_built_in_turn_with_the_epochs_of_other_threads(fabric, monk
     assert built == [True]
 
 
+def test_images_are_forgotten_in_turn_with_the_epochs_of_other_threads(make_learner, monkeypatch):
+    is_mine = []
+
+    class Watched:
+        def __init__(self, steps):
+            self.steps = steps
+
+        def __getattr__(self, name):
+            return getattr(self.steps, name)
+
+        def forget(self):
+            is_mine.append(seeds._TURNS._is_owned())
+            self.steps.forget()
+
+    for name in ("PlainSteps", "Engine"):
+        made = getattr(training, name)
+        monkeypatch.setattr(training, name, lambda *given, made=made, **how: Watched(made(*given, **how)))
+    make_learner().learn(make_task(0))
+    assert is_mine
+    assert all(is_mine)
+
+
 def test_plain_steps_in_mixed_precision_take_any_loss(make_learner):
     fabric, task = cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed"), make_task(0)
     training = cps.Training(1, cps.Adam(1e-2), batch_size=16, loss=cps.Contrastive())

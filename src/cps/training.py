@@ -115,7 +115,10 @@ class Trainer:
                     after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
             steps.settle()
         finally:
-            steps.forget()
+            with seeded(
+                self.fabric.device, 0
+            ):  # in turn with epochs of other threads: a GPU has one stream aside for all
+                steps.forget()
 
     def _plans(
         self, examples: int, training: Training, seed: Seed, start: int, draws: int, reach: float
