@@ -67,7 +67,7 @@ def _learned(fabric: "Fabric", views: cps.Views) -> cps.Learner:
     )  # fmt: skip
     for task in range(TASKS):
         classes = range(CLASSES * task, CLASSES * task + CLASSES)
-        learner.learn(cps.Task(classes, (torch.rand(80, 3, 32, 32), [*classes] * 8)))
+        learner.learn(cps.Task(classes, (torch.rand(20, 3, 32, 32), [*classes] * 2)))
     return learner
 
 

@@ -586,15 +586,24 @@ def test_many_engines_are_all_compiled(monkeypatch):
     assert len(compiled) == 12
 
 
-def as_both(pixels):
-    return Outputs(pixels.flatten(1), -pixels.flatten(1))
+class Times:
+    """A network of a crowd that sees pixels times a factor."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def look(self, pixels):
+        return self.factor * pixels.flatten(1)
+
+    def say(self, seen):
+        return Outputs(seen, -seen)
 
 
 def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
     from threading import Thread
 
     before, seen = torch.get_num_threads(), []
-    Crowd([as_both])(torch.rand(3, 1, 2, 2))
+    Crowd([Times(1)])(torch.rand(3, 1, 2, 2))
     thread = Thread(target=lambda: seen.append(torch.get_num_threads()))
     thread.start()
     thread.join()
@@ -602,11 +611,11 @@ def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
 
 
 def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monkeypatch):
-    crowd, launched = Crowd([as_both, lambda pixels: as_both(2 * pixels)], looks=2), []
+    crowd, launched = Crowd([Times(1), Times(2)], looks=2), []
 
     def launch(pixels):
         launched.append(len(pixels))
-        return [part for network in crowd.networks for part in network(pixels)]
+        return [part for network in crowd.networks for part in network.say(network.look(pixels))]
 
     monkeypatch.setattr(crowd, "_captured", launch)
     monkeypatch.setattr("cps.crowd.LAUNCH", 6 * 48)
@@ -614,7 +623,7 @@ def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monk
     found = crowd._in_launches(images)
     assert launched == [3, 3, 1]
     for outputs, network in zip(found, crowd.networks, strict=True):
-        assert all(map(torch.equal, outputs, network(images)))
+        assert all(map(torch.equal, outputs, network.say(network.look(images))))
 
 
 @needs_gpu

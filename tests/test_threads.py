@@ -15,7 +15,6 @@ from torch import nn
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
 from cps.devices import same_bits
-from cps.threads import AloneOrTogether
 from cps.tracing import traced
 
 
@@ -243,25 +242,3 @@ def test_a_stream_refuses_evidence_of_fewer_tasks_than_there_are(learner):
     learner.learn(make_task(30))
     with pytest.raises(ValueError, match="the evidence is of 3 tasks"):
         learner.stream().predict_by(evidence)
-
-
-def test_many_hold_a_lock_together_and_one_holds_it_alone():
-    lock, meet, alone = AloneOrTogether(), threading.Barrier(2), []
-
-    def hold_together():
-        with lock.together():
-            meet.wait(20)  # both are here at once
-
-    def hold_alone():
-        with lock.alone():
-            alone.append(lock._together)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: hold_together(), range(2)))
-    with lock.together():
-        other = threading.Thread(target=hold_alone)
-        other.start()
-        other.join(0.2)
-        assert alone == []
-    other.join()
-    assert alone == [0]

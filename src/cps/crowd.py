@@ -7,15 +7,16 @@ rounds no more than a GPU does anyway. Whatever else is in the crowd, a network 
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from threading import Barrier
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cps.capture import Captured
+from cps.capture import Captured, side_streams
 from cps.devices import full_precision, same_bits
 from cps.evidence import Outputs, are_close, joined
 from cps.padding import padded
@@ -23,8 +24,19 @@ from cps.partition import put_channels_last
 
 STRETCH = 32  # images in one job of a CPU, each look at one counted
 LAUNCH = 3 * 2**18  # numbers of pixels in one launch on a GPU, likewise: of 256 images at 32 x 32, of 5 at 224 x 224
-STREAMS = 16
 ROUNDING = 2e-3  # of the largest feature; as much as convolutions on a GPU round by default
+
+
+class Member(Protocol):
+    """A network with its head."""
+
+    def look(self, pixels: Tensor) -> Tensor:
+        """Return features of pixels."""
+        ...
+
+    def say(self, seen: Tensor) -> Outputs:
+        """Return the outputs for what was seen."""
+        ...
 
 
 class Crowd:
@@ -33,9 +45,8 @@ class Crowd:
     `looks` is how often one looks at each image, at most.
     """
 
-    def __init__(self, networks: Sequence[Callable[[Tensor], Outputs]], looks: int = 1):
+    def __init__(self, networks: Sequence[Member], looks: int = 1):
         self.networks, self.looks = list(networks), looks
-        self._streams: list[torch.cuda.Stream] = []
         self._captured = Captured(self._on_gpu)
 
     @torch.no_grad()
@@ -60,19 +71,17 @@ class Crowd:
         return [joined(of_one) for of_one in zip(*found, strict=True)]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:
-        """Return features and logits of each network in turn."""
-        main = torch.cuda.current_stream()
-        if not self._streams:
-            self._streams = [torch.cuda.Stream() for _ in range(min(STREAMS, len(self.networks)))]
-        found: list[Tensor] = []
-        for stream in self._streams:
+        """Return features and logits of each network in turn; only convolutions gain by streams of their own."""
+        main, beside = torch.cuda.current_stream(), side_streams()[: len(self.networks)]
+        seen = []
+        for stream in beside:
             stream.wait_stream(main)
         for index, network in enumerate(self.networks):
-            with torch.cuda.stream(self._streams[index % len(self._streams)]):
-                found += network(pixels)
-        for stream in self._streams:
+            with torch.cuda.stream(beside[index % len(beside)]):
+                seen.append(network.look(pixels))
+        for stream in beside:
             main.wait_stream(stream)
-        return found
+        return [part for network, features in zip(self.networks, seen, strict=True) for part in network.say(features)]
 
 
 class Half(nn.Module):
@@ -111,9 +120,9 @@ def in_half(network: nn.Module, pixels: Tensor) -> Half | None:
 
 
 @torch.no_grad()
-def _run(job: tuple[Callable[[Tensor], Outputs], Tensor]) -> Outputs:
+def _run(job: tuple[Member, Tensor]) -> Outputs:
     network, pixels = job
-    return network(pixels)
+    return network.say(network.look(pixels))
 
 
 @lru_cache

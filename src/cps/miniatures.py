@@ -74,14 +74,18 @@ class Miniatures:
 
 @dataclass(frozen=True, eq=False)
 class Onlooker:
-    """A small network with the looks and the head of its subnetwork: pixels -> outputs."""
+    """A small network with the looks and the head of its subnetwork."""
 
     network: nn.Module | None
     subnetwork: Subnetwork
 
-    def __call__(self, pixels: Tensor) -> Outputs:
-        """Return what the subnetwork says about the pixels."""
-        return self.subnetwork.outputs(pixels, self._features)
+    def look(self, pixels: Tensor) -> Tensor:
+        """Return features at all looks."""
+        return self.subnetwork.look(pixels, self._features)
+
+    def say(self, seen: Tensor) -> Outputs:
+        """Return the outputs for what was seen."""
+        return self.subnetwork.say(seen)
 
     def _features(self, pixels: Tensor) -> Tensor:
         assert self.network is not None  # it pays

@@ -183,7 +183,7 @@ class SharedNetwork:
             size = max(1, AT_ONCE // len(subnetwork.looks))
             stretches = (stretch for pixels in map(self.pixels, batches) for stretch in pixels.split(size))
             network = partial(functional_call, self.backbone, tensors)
-            return joined([subnetwork.outputs(stretch, network) for stretch in stretches])
+            return joined([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
 
     def check_task(self, task: int) -> None:
         """Refuse the index of a task that was not learned."""

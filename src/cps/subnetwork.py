@@ -50,12 +50,15 @@ class Subnetwork:
         """All looks it takes at an image."""
         return looks_at(self.turns, self.mirrors)
 
-    def outputs(self, pixels: Tensor, network: Callable[[Tensor], Tensor]) -> Outputs:
-        """Return what it says about pixels by a network that sees its features: the mean over all looks at once."""
+    def look(self, pixels: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the features (looks, N, d) that a network sees in pixels, at all looks in one pass."""
         turned = [look(pixels) for look in self.looks]
-        seen = network(turned[0] if len(turned) == 1 else torch.cat(turned)).float()
-        by_look = seen.unflatten(0, (len(turned), len(pixels)))
-        return Outputs(mean_of(by_look), class_logits(by_look, self.looks, **self.head))
+        seen = network(turned[0] if len(turned) == 1 else torch.cat(turned))
+        return seen.float().unflatten(0, (len(turned), len(pixels)))
+
+    def say(self, seen: Tensor) -> Outputs:
+        """Return features and logits, averaged over all looks, from features (looks, N, d)."""
+        return Outputs(mean_of(seen), class_logits(seen, self.looks, **self.head))
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""
