@@ -28,6 +28,7 @@ from cps.joining import Norm, joined
 from cps.padding import copy_into, padded, resized_state
 from cps.pixels import Prepare
 from cps.presentation import Presentation
+from cps.seeds import TURNS
 from cps.twin import check_alike, twin_of
 from cps.update import Update
 
@@ -493,6 +494,14 @@ def small_engine(backbone, features):
     engine = Engine(model, images, training, Presentation(), is_bf16=False, is_long=False)
     examples = TensorExamples(images, labels)
     return engine, model, lambda: engine.run(examples, Plan([torch.arange(8)], torch.zeros(8, 0), [1.0], [1.0]))
+
+
+def test_what_is_aside_is_waited_for_in_turn_with_the_epochs_of_other_threads(monkeypatch):
+    engine, _, _ = small_engine(awkward(), 30)
+    is_mine = []
+    monkeypatch.setattr(type(engine._aside), "join", lambda _: is_mine.append(TURNS._is_owned()))
+    engine.forget()
+    assert is_mine == [True]
 
 
 def test_an_engine_serves_tasks_of_any_number_of_images_one_after_the_other():

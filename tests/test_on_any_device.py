@@ -115,7 +115,7 @@ def test_pruners_and_selectors_that_compute_on_the_cpu_serve_any_learner(make_le
 def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
     learner = make_learner()
     learner.learn(make_task(0))
-    learner.network._miniatures._members = {0: learner.extract(0).backbone}  # whether it pays or not
+    learner.network._miniatures._networks = {0: learner.extract(0).backbone}  # whether it pays or not
     images = make_task(0).test[0]
     with torch.inference_mode():
         before = [learner.predict(images).classes for _ in range(6)]
@@ -165,31 +165,9 @@ def test_seeding_for_one_device_leaves_the_others_alone(monkeypatch):
 
 def test_engines_are_built_in_turn_with_the_epochs_of_other_threads(fabric, monkeypatch):
     built = []
-    monkeypatch.setattr(training, "Engine", lambda *_, **how: built.append(seeds._TURNS._is_owned()))
+    monkeypatch.setattr(training, "Engine", lambda *_, **how: built.append(seeds.TURNS._is_owned()))
     training.Trainer(fabric)._built(*[None] * 4, {})
     assert built == [True]
-
-
-def test_images_are_forgotten_in_turn_with_the_epochs_of_other_threads(make_learner, monkeypatch):
-    is_mine = []
-
-    class Watched:
-        def __init__(self, steps):
-            self.steps = steps
-
-        def __getattr__(self, name):
-            return getattr(self.steps, name)
-
-        def forget(self):
-            is_mine.append(seeds._TURNS._is_owned())
-            self.steps.forget()
-
-    for name in ("PlainSteps", "Engine"):
-        made = getattr(training, name)
-        monkeypatch.setattr(training, name, lambda *given, made=made, **how: Watched(made(*given, **how)))
-    make_learner().learn(make_task(0))
-    assert is_mine
-    assert all(is_mine)
 
 
 def test_plain_steps_in_mixed_precision_take_any_loss(make_learner):

@@ -19,6 +19,7 @@ from cps.familiarity import how_familiar
 from cps.selection import best_task, mean_by_group, select
 from cps.stream import RATES, STRAY, Stream
 from cps.subnetwork import Subnetwork
+from cps.views import class_logits, looks_at
 
 TASKS, CLASSES, FEATURES = 4, 3, 12
 
@@ -297,12 +298,40 @@ def test_tasks_learned_in_other_views_answer_together(make_learner):
         learner.views = views
         learner.learn(make_task(first))
     miniatures = {task: learner.extract(task).backbone for task in range(3)}
-    learner.network._miniatures._members = dict(miniatures)  # whether they pay or not
+    learner.network._miniatures._networks = dict(miniatures)  # whether they pay or not
     images = make_task(0).test[0]
     with full_precision():
         for task, outputs in enumerate(learner.network.outputs([images], range(3))):
             expected = learner.network.whole_outputs([images], task).logits
             torch.testing.assert_close(outputs.logits, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("images", [1, 5, 33])
+def test_a_later_task_with_other_looks_changes_no_bit_of_what_earlier_ones_see(make_learner, images):
+    learner, seen = make_learner(), torch.randn(images, 2, 6, 6, generator=torch.Generator().manual_seed(0))
+
+    def learn(first, views):
+        learner.views = views
+        learner.learn(make_task(first))
+        task = len(learner.network.subnetworks) - 1
+        learner.network._miniatures._networks[task] = learner.extract(task).backbone  # whether it pays or not
+
+    learn(0, cps.Upright())
+    before = learner.evidence(seen)[0]
+    for first, views in ((10, cps.Upright()), (20, cps.Rotations(mirrors=True))):
+        learn(first, views)
+        assert all(map(torch.equal, learner.evidence(seen)[:][0], before))
+
+
+@pytest.mark.parametrize(("turns", "mirrors"), [(1, False), (1, True), (4, False), (4, True)])
+def test_each_look_has_outputs_of_its_own_to_the_bit_that_model_files_hold_the_digests_of(turns, mirrors):
+    looks, draws = looks_at(turns, mirrors), torch.Generator().manual_seed(0)
+    features, weight = torch.randn(len(looks), 4, 37, generator=draws), torch.randn(3 * turns, 37, generator=draws)
+    bias = torch.randn(3 * turns, generator=draws)
+    said = [torch.nn.functional.linear(features[i], weight[look.turn :: turns], bias[look.turn :: turns])
+            for i, look in enumerate(looks)]  # fmt: skip
+    expected = said[0] if len(said) == 1 else torch.stack(said).mean(dim=0)
+    assert torch.equal(class_logits(features, looks, weight, bias), expected)
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, [8]), (12, [96]), (70, [256, 256, 48])])

@@ -7,6 +7,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from cps.gpu_streams import streams_of
+
 Result = TypeVar("Result")
 
 MOST_HELD = 2**27  # bytes of what is worked on; beyond them the main stream waits
@@ -16,7 +18,7 @@ class Aside:
     """A second stream. What its work reads is held until the main stream has waited, so that nothing overwrites it."""
 
     def __init__(self, device: torch.device):
-        self._stream = torch.cuda.Stream(device)
+        self._stream = streams_of(torch.cuda.current_device() if device.index is None else device.index).aside
         self._held: list[Tensor] = []
         self._is_busy = False
 

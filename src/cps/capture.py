@@ -3,22 +3,21 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cps.gpu_streams import streams_of
 from cps.threads import OneAtATime
 
 log = logging.getLogger(__name__)
 
 WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chosen their kernels
 MOST_GRAPHS = 8  # of one function, each with memory of its own
-BESIDE = 16  # streams
 
-_STREAMS = OneAtATime()  # torch lends all threads the same ones: no other work may be on one that a capture records
+_ALONE = OneAtATime()  # threads share streams: no other work may be on one that a capture records
 _FAILED: dict[Any, torch.cuda.CUDAGraph] = {}  # of pools, which torch fills no more, and whose graphs it still looks at
 
 
@@ -63,8 +62,8 @@ class Captured:
 
     def _apart(self, inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         """Run on a stream of its own, as a capture asks of the calls before it."""
-        main, stream = torch.cuda.current_stream(), _streams(torch.cuda.current_device())[0]
-        with _STREAMS:
+        main, stream = torch.cuda.current_stream(), streams_of(torch.cuda.current_device()).apart
+        with _ALONE:
             stream.wait_stream(main)
             try:
                 with torch.cuda.stream(stream):
@@ -79,11 +78,11 @@ class Captured:
         """Capture the work on inputs of these shapes: one thread at a time, while others may replay theirs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         pool = torch.cuda.graph_pool_handle() if self._pool is None or self._pool in _FAILED else self._pool
-        with _STREAMS, _no_inference():
+        with _ALONE, _no_inference():
             try:
                 places = tuple(value.clone() for value in inputs)
                 torch.cuda.synchronize()
-                own = _streams(torch.cuda.current_device())[1]  # torch's may be of another device
+                own = streams_of(torch.cuda.current_device()).recorded  # torch's may be of another device
                 with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
                     outputs = self._work(*places)
             except RuntimeError as error:
@@ -116,20 +115,6 @@ def _copy(values: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         torch._foreach_copy_(list(places), list(values))  # pyright: ignore[reportPrivateImportUsage]
 
 
-def side_streams() -> list[torch.cuda.Stream]:
-    """Return streams of the current GPU for work that is captured, or about to be, beside other such work."""
-    return _streams(torch.cuda.current_device())[2:]
-
-
-@lru_cache
-def _streams(device: int) -> list[torch.cuda.Stream]:
-    """Return the streams of a GPU for calls before a capture, for captures, and for work beside these.
-
-    They are few and kept, since libraries hold memory for every stream they have worked on: cuBLAS 32 MiB.
-    """
-    return [torch.cuda.Stream(device) for _ in range(2 + BESIDE)]
-
-
 @contextmanager
 def _no_inference() -> Iterator[None]:
     """Leave an inference mode of the caller's: what is made in it could not be written outside."""
@@ -144,7 +129,7 @@ def _end_capture(stream: torch.cuda.Stream, pool: Any) -> None:
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore
     torch.cuda.synchronize()
-    counter, own = torch.zeros(1, device="cuda"), torch.cuda.Stream()  # the usual one may still record
+    counter, own = torch.zeros(1, device="cuda"), streams_of(torch.cuda.current_device()).recorded
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own, capture_error_mode="thread_local"):
         counter.add_(1)  # a capture that ends well lets random numbers be drawn again, as the failed one did not
 

@@ -16,9 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from cps.capture import Captured, side_streams
+from cps.capture import Captured
 from cps.devices import full_precision, same_bits
-from cps.evidence import Outputs, are_close, joined
+from cps.evidence import Outputs, are_close, concatenated
+from cps.gpu_streams import streams_of
 from cps.padding import padded
 from cps.partition import put_channels_last
 
@@ -42,7 +43,7 @@ class Member(Protocol):
 class Crowd:
     """Small networks on one device, each with its head; calling it returns the outputs of each.
 
-    `looks` is how often one looks at each image, at most.
+    `looks` is how often all of them look at an image.
     """
 
     def __init__(self, networks: Sequence[Member], looks: int = 1):
@@ -52,6 +53,8 @@ class Crowd:
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> list[Outputs]:
         """Return what each network says about these pixels."""
+        if pixels.ndim == 4:
+            pixels = pixels.contiguous(memory_format=torch.channels_last)
         with same_bits():
             return self._in_launches(pixels) if pixels.is_cuda else self._on_cpu(pixels)
 
@@ -59,7 +62,7 @@ class Crowd:
         stretches = pixels.split(max(1, STRETCH // self.looks))
         jobs = [(network, stretch) for network in self.networks for stretch in stretches]
         done = list(_workers(torch.get_num_threads(), os.getpid()).map(_run, jobs))
-        return [joined(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
+        return [concatenated(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
 
     def _in_launches(self, pixels: Tensor) -> list[Outputs]:
         """Let all networks look at so many images at once that the memory of a usual GPU holds what they see."""
@@ -68,20 +71,25 @@ class Crowd:
         for stretch in stretches:
             parts = self._captured(stretch)
             found.append([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)])
-        return [joined(of_one) for of_one in zip(*found, strict=True)]
+        return [concatenated(of_one) for of_one in zip(*found, strict=True)]
 
     def _on_gpu(self, pixels: Tensor) -> list[Tensor]:
-        """Return features and logits of each network in turn; only convolutions gain by streams of their own."""
-        main, beside = torch.cuda.current_stream(), side_streams()[: len(self.networks)]
-        seen = []
-        for stream in beside:
-            stream.wait_stream(main)
-        for index, network in enumerate(self.networks):
-            with torch.cuda.stream(beside[index % len(beside)]):
-                seen.append(network.look(pixels))
-        for stream in beside:
-            main.wait_stream(stream)
+        """Return features and logits of each network in turn; a capture records what they see side by side."""
+        is_recorded = torch.cuda.is_current_stream_capturing()
+        seen = self._side_by_side(pixels) if is_recorded else [network.look(pixels) for network in self.networks]
         return [part for network, features in zip(self.networks, seen, strict=True) for part in network.say(features)]
+
+    def _side_by_side(self, pixels: Tensor) -> list[Tensor]:
+        main, beside = torch.cuda.current_stream(), streams_of(torch.cuda.current_device()).beside
+        seen = []
+        for index, network in enumerate(self.networks):
+            stream = beside[index % len(beside)]
+            stream.wait_stream(main)
+            with torch.cuda.stream(stream):
+                seen.append(network.look(pixels))
+        for stream in beside[: len(self.networks)]:
+            main.wait_stream(stream)
+        return seen
 
 
 class Half(nn.Module):
@@ -97,7 +105,7 @@ class Half(nn.Module):
 
 
 @torch.no_grad()
-def member(network: nn.Module, pixels: Tensor) -> nn.Module:
+def quickest(network: nn.Module, pixels: Tensor) -> nn.Module:
     """Return a small network in the form that its device runs fastest; `pixels` are some to try it on."""
     if not pixels.is_cuda:
         return put_channels_last(copy.deepcopy(network))

@@ -48,12 +48,15 @@ def make_fabric(
 def _quietly(lightning: Any) -> Iterator[None]:
     """Keep to ourselves what lightning tells of every device: its advice is about settings that cps makes itself."""
     told = logging.getLogger(f"{lightning.__name__}.utilities.rank_zero")
-    level = told.level
-    told.setLevel(logging.WARNING)
+
+    def is_grave(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.WARNING
+
+    told.addFilter(is_grave)
     try:
         yield
     finally:
-        told.setLevel(level)
+        told.removeFilter(is_grave)
 
 
 def _check(accelerator: str, precision: Any) -> None:

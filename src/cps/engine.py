@@ -28,7 +28,7 @@ from cps.launching import compiled_together
 from cps.padding import Padded, copy_into, resized_state
 from cps.partition import named_tensors, put_channels_last, trainable
 from cps.presentation import Presentation
-from cps.seeds import seeded
+from cps.seeds import TURNS, seeded
 from cps.settings import Training
 from cps.twin import Bf16Weights, Twin, check_alike, twin_of
 from cps.update import Update
@@ -128,7 +128,8 @@ class Engine:
     def forget(self) -> None:
         """Keep no image, whatever happened."""
         self._loaded = None
-        self._aside.join()
+        with TURNS:  # another thread's step may be aside
+            self._aside.join()
         if self._feed is not None:
             self._feed.forget()
         if isinstance(self._step_on_batch, Captured):
@@ -221,9 +222,7 @@ class Engine:
     def _classifier(self, twin: Twin) -> Classifier:
         """Return a twin with a head like that of the classifier."""
         live = Classifier(twin.whole, copy.deepcopy(self.model.head))
-        if self.device.type == "cuda":
-            put_channels_last(live)
-        return live
+        return put_channels_last(live) if self.device.type == "cuda" else live
 
     def _check(self, plain: Classifier, images: Tensor) -> None:
         """Compare what our own kernels do with some images with what PyTorch's do; refuse them if they are wrong."""
@@ -240,7 +239,7 @@ class Engine:
         with seeded(self.device, 0):
             self._loss_by(live.train(), is_bf16, *self._trial(images)).backward()
         found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
-        live.zero_grad(set_to_none=True)
+        live.zero_grad()
         return found
 
     def _trial(self, images: Tensor) -> tuple[Tensor, Tensor]:

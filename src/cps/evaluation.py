@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cps.data import ToLocal, all_labels, as_examples
-from cps.evidence import Evidence, Outputs, joined
+from cps.evidence import Evidence, Outputs, concatenated
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
 from cps.observation import checked_selectors
@@ -120,7 +120,7 @@ def in_turn(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
 
     `parts[task][index]` is what subnetwork `index` says about those of a task.
     """
-    every = [joined(same) for same in zip(*parts, strict=True)]
+    every = [concatenated(same) for same in zip(*parts, strict=True)]
     sizes = torch.tensor([len(part[0].logits) for part in parts], device=every[0].logits.device)
     return every, torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
 

@@ -54,7 +54,7 @@ class Evidence(Sequence[Outputs]):
         return Evidence(self.ask, tasks)
 
 
-def joined(parts: Sequence[Outputs]) -> Outputs:
+def concatenated(parts: Sequence[Outputs]) -> Outputs:
     """Return outputs for images, one after the other, as outputs for all of them."""
     return parts[0] if len(parts) == 1 else Outputs(*map(torch.cat, zip(*parts, strict=True)))
 

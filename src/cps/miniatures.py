@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from cps.crowd import Crowd, member
-from cps.evidence import Outputs, joined
+from cps.crowd import Crowd, quickest
+from cps.evidence import Outputs, concatenated
 from cps.extraction import extracted
 from cps.subnetwork import Subnetwork
 
@@ -24,7 +24,7 @@ class Miniatures:
     ):
         """Take what turns the backbone into a task's, and a function that returns some pixels to try networks on."""
         self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
-        self._members: dict[int, nn.Module | None] = {}
+        self._networks: dict[int, nn.Module | None] = {}
         self._crowds: dict[tuple[int, ...], Crowd] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -40,31 +40,42 @@ class Miniatures:
         It does where that is less than half as large as the backbone; on a GPU also where it is not, but small enough
         that starting its layers one by one takes most of the time.
         """
-        if task not in self._members:
+        if task not in self._networks:
             small, pixels = self.extracted(task), self._sample()
             limit = SMALL if pixels.is_cuda else 0
             pays = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
-            self._members[task] = member(small, pixels) if small is not None and pays else None
-        return self._members[task] is not None
+            self._networks[task] = quickest(small, pixels) if small is not None and pays else None
+        return self._networks[task] is not None
 
     def outputs(self, batches: Iterable[Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
-        """Return what tasks that pay say about batches of pixels, given the subnetwork of each."""
-        found = [self._crowd(subnetworks)(pixels) for pixels in batches] if subnetworks else []
-        return dict(zip(subnetworks, map(joined, zip(*found, strict=True)), strict=True))
+        """Return what tasks that pay say about batches of pixels, given the subnetwork of each.
+
+        Those that look equally often are a crowd: how images are shared out, and so the bits, depends on that alone.
+        """
+        found: dict[int, list[Outputs]] = {task: [] for task in subnetworks}
+        groups = [
+            {task: each for task, each in subnetworks.items() if len(each.looks) == looks}
+            for looks in sorted({len(each.looks) for each in subnetworks.values()})
+        ]
+        for pixels in batches if subnetworks else ():
+            for group in groups:
+                for task, outputs in zip(group, self._crowd(group)(pixels), strict=True):
+                    found[task].append(outputs)
+        return {task: concatenated(parts) for task, parts in found.items()}
 
     def _crowd(self, subnetworks: Mapping[int, Subnetwork]) -> Crowd:
-        """Return the small networks of some tasks as a crowd; the last few crowds are kept."""
+        """Return the small networks of tasks that look equally often as a crowd; the last few crowds are kept."""
         tasks = tuple(subnetworks)
         if tasks not in self._crowds:
             if len(self._crowds) == CROWDS:
                 del self._crowds[next(iter(self._crowds))]
-            networks = [Onlooker(self._members[task], each) for task, each in subnetworks.items()]
-            self._crowds[tasks] = Crowd(networks, max(len(each.looks) for each in subnetworks.values()))
+            onlookers = [Onlooker(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()]
+            self._crowds[tasks] = Crowd(onlookers, len(onlookers[0].subnetwork.looks))
         return self._crowds[tasks]
 
     def forget(self) -> None:
         """Keep nothing."""
-        self._members.clear()
+        self._networks.clear()
         self._crowds.clear()
 
     def forget_images(self) -> None:
@@ -76,7 +87,7 @@ class Miniatures:
 class Onlooker:
     """A small network with the looks and the head of its subnetwork."""
 
-    network: nn.Module | None
+    network: nn.Module
     subnetwork: Subnetwork
 
     def look(self, pixels: Tensor) -> Tensor:
@@ -88,7 +99,6 @@ class Onlooker:
         return self.subnetwork.say(seen)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        assert self.network is not None  # it pays
         return self.network(pixels.contiguous(memory_format=torch.channels_last) if pixels.ndim == 4 else pixels)
 
 

@@ -15,7 +15,7 @@ from cps.capacity import check_capacity
 from cps.data import ClassName
 from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
-from cps.evidence import Evidence, Outputs, finite, joined
+from cps.evidence import Evidence, Outputs, concatenated, finite
 from cps.extraction import Standalone, whole
 from cps.masks import full_masks, share_on, union, weights_on
 from cps.miniatures import Miniatures
@@ -183,7 +183,7 @@ class SharedNetwork:
             size = max(1, AT_ONCE // len(subnetwork.looks))
             stretches = (stretch for pixels in map(self.pixels, batches) for stretch in pixels.split(size))
             network = partial(functional_call, self.backbone, tensors)
-            return joined([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
+            return concatenated([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
 
     def check_task(self, task: int) -> None:
         """Refuse the index of a task that was not learned."""

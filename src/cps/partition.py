@@ -7,6 +7,7 @@ copy per task: everything else (norm layers with their statistics, biases, embed
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+Module = TypeVar("Module", bound=nn.Module)
 
 PRIVATE_SHARE = 0.25  # more private than this, of all weights, is worth a warning
 
@@ -47,7 +50,7 @@ def partition(backbone: nn.Module) -> Parts:
 
 
 @torch.no_grad()
-def put_channels_last(module: nn.Module) -> nn.Module:
+def put_channels_last(module: Module) -> Module:
     """Return the module, with all that has four axes, as the weights of convolutions, laid out channels last."""
     for value in named_tensors(module).values():
         if value.ndim == 4:

@@ -240,10 +240,14 @@ def _number_of(groups: Tensor) -> int:
 
 
 def mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of the rows of each group, shape (groups, ...); summed on the CPU, the same bits each time."""
-    if values.device.type != "cpu":
-        return mean_by_group(values.cpu(), groups.cpu()).to(values.device)
-    number = _number_of(groups)
-    sums = values.new_zeros(number, *values.shape[1:]).index_add_(0, groups, values)
+    """Return the mean of the rows of each group, shape (groups, ...)."""
+    if torch.equal(groups.cpu(), torch.arange(len(groups))):  # of single images
+        return values
+    number, groups = _number_of(groups), groups.to(values.device)
+    sums = values.new_zeros(number, *values.shape[1:])
+    if values.is_cuda:  # sorted first, so that sums have the same bits each time
+        sums.index_put_((groups,), values, accumulate=True)
+    else:
+        sums.index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=number)
     return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))

@@ -17,7 +17,7 @@ from torch import Tensor
 from cps.admission import is_capturable, shape_of
 from cps.capture import first_line
 from cps.data import Examples, TensorExamples
-from cps.devices import agree_on_buffers, precision_of, same_bits
+from cps.devices import agree_on_buffers, made_current, precision_of, same_bits
 from cps.draft import Classifier
 from cps.engine import Engine
 from cps.feed import Plan
@@ -92,32 +92,30 @@ class Trainer:
             return
         guard = guard or {}
         _check_types(model, self.fabric)
-        examples = examples.to(self.fabric.device)
-        is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
-        engine = self._engine_for(model, examples, training, show, guard, is_long)
-        steps: Stepper = engine or PlainSteps(model, training, self.fabric, show)
-        try:
-            steps.begin(model, guard, optimizer_state)
-            plans = self._plans(len(examples), training, seed, start, show.draws, reach)
-            plan = next(plans)
-            for epoch in range(start, training.epochs):
-                model.train()
-                with seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank), same_bits():
-                    total, batches = steps.run(examples, plan), len(plan.order)
-                plan = next(plans, plan)  # while a GPU is at work
-                agree_on_buffers(model, self.fabric)
-                loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
-                if not math.isfinite(loss):
-                    raise FloatingPointError(
-                        f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
-                    )
-                if after_epoch is not None:
-                    after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
-            steps.settle()
-        finally:
-            with seeded(
-                self.fabric.device, 0
-            ):  # in turn with epochs of other threads: a GPU has one stream aside for all
+        with made_current(self.fabric.device):
+            examples = examples.to(self.fabric.device)
+            is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
+            engine = self._engine_for(model, examples, training, show, guard, is_long)
+            steps: Stepper = engine or PlainSteps(model, training, self.fabric, show)
+            try:
+                steps.begin(model, guard, optimizer_state)
+                plans = self._plans(len(examples), training, seed, start, show.draws, reach)
+                plan = next(plans)
+                for epoch in range(start, training.epochs):
+                    model.train()
+                    with seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank), same_bits():
+                        total, batches = steps.run(examples, plan), len(plan.order)
+                    plan = next(plans, plan)  # while a GPU is at work
+                    agree_on_buffers(model, self.fabric)
+                    loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
+                    if not math.isfinite(loss):
+                        raise FloatingPointError(
+                            f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
+                        )
+                    if after_epoch is not None:
+                        after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
+                steps.settle()
+            finally:
                 steps.forget()
 
     def _plans(

@@ -112,8 +112,11 @@ def looks_at(turns: int, mirrors: bool) -> list[Look]:
 def class_logits(features: Tensor, looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
     """Return the logits (N, classes) of images from their features (looks, N, d): of each turn its own outputs."""
     turns = 1 + max(look.turn for look in looks)
-    said = F.linear(features, weight, bias).unbind()  # of each look (N, classes x turns)
-    return mean_of(torch.stack([outputs[:, look.turn :: turns] for outputs, look in zip(said, looks, strict=True)]))
+    said = [
+        F.linear(seen, weight[look.turn :: turns], bias[look.turn :: turns])
+        for seen, look in zip(features.unbind(), looks, strict=True)
+    ]
+    return mean_of(torch.stack(said))
 
 
 def mean_of(values: Tensor) -> Tensor:
