@@ -171,7 +171,7 @@ class SharedNetwork:
         with self.in_use():
             small = {task: self.subnetworks[task] for task in tasks if self._miniatures.pays(task)}
             found = finite(self._miniatures.outputs(map(self.pixels, batches), small))
-            # The others are too large for half precision, in which small networks may compute.
+            # The others have no small network, or features too large for half precision, in which it may compute.
             return [found[task] if task in found else self.whole_outputs(batches, task) for task in tasks]
 
     @torch.no_grad()
