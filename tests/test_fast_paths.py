@@ -1,9 +1,11 @@
 """The fast paths of a GPU compute what the plain ones do; what needs no GPU is tested without one."""
 
 import copy
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -617,6 +619,18 @@ def test_threads_of_others_have_as_many_as_before_a_crowd_ran():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_a_crowd_is_gone_with_all_that_its_graphs_hold_as_soon_as_nobody_needs_it():
+    crowd = Crowd([Times(1)])
+    crowd(torch.rand(3, 1, 2, 2))
+    gc.disable()
+    try:
+        gone = weakref.ref(crowd._captured)
+        del crowd
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monkeypatch):

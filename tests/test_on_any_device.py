@@ -217,3 +217,25 @@ def test_a_capture_that_fails_leaves_the_gpu_as_it_was(caplog):
     torch.zeros(2**26, device="cuda")
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before  # what comes later is given back
+
+
+@pytest.mark.skipif(ACCELERATOR != "cuda", reason="needs a GPU")
+def test_nothing_is_captured_while_another_thread_may_draw_numbers():
+    double, ones = Captured(lambda values: [values * 2]), torch.ones(4, device="cuda")
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def draw():
+        with seeded(torch.device("cuda", 0), 0):
+            has_begun.set()
+            while not may_end.wait(0.001):
+                nn.functional.dropout(ones)
+
+    other = threading.Thread(target=draw)
+    other.start()
+    has_begun.wait()
+    assert [float(double(ones)[0].sum()) for _ in range(6)] == [8.0] * 6
+    assert not double._graphs
+    may_end.set()
+    other.join()
+    assert [float(double(ones)[0].sum()) for _ in range(3)] == [8.0] * 3
+    assert len(double._graphs) == 1

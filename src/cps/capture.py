@@ -1,5 +1,6 @@
 """Capture: a function of tensors becomes a CUDA graph, replayed with one launch instead of hundreds; and compiling."""
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 from cps.gpu_streams import streams_of
+from cps.seeds import TURNS
 from cps.threads import OneAtATime
 
 log = logging.getLogger(__name__)
 
-WARM_CALLS = 3  # ordinary calls before the capture, so that libraries have chosen their kernels
+WARM_CALLS = 3  # ordinary calls before the capture, the last in its thread, so that libraries have chosen their kernels
 MOST_GRAPHS = 8  # of one function, each with memory of its own
 
 _ALONE = OneAtATime()  # threads share streams: no other work may be on one that a capture records
@@ -25,7 +27,8 @@ class Captured:
     """A function of tensors on a GPU that is captured once for each shape of its inputs.
 
     It returns a list of tensors, or nothing. The first calls for a shape run as they are, which counts as work done,
-    not as a trial. Where capturing is impossible, the function goes on running as it is, and the log says why.
+    not as a trial; a capture after them records the work and does none. Where capturing is impossible, the function
+    goes on running as it is, and the log says why.
     Functions that return nothing and run one after the other may share the memory of a `pool`.
     """
 
@@ -41,15 +44,20 @@ class Captured:
         """Do the work on these inputs."""
         with self._turns, torch.cuda.device(inputs[0].device if inputs else None):
             shapes = tuple(value.shape for value in inputs)
+            if shapes in self._graphs:
+                return self._replayed(self._graphs[shapes], inputs)
+            outputs = self._apart(inputs)
             self._calls[shapes] = self._calls.get(shapes, 0) + 1
-            if self._is_due(shapes):
-                self._capture(shapes, inputs)
-            return self._replayed(self._graphs[shapes], inputs) if shapes in self._graphs else self._apart(inputs)
+            if self._is_due(shapes) and TURNS.acquire(blocking=False):  # else later: others may be drawing numbers
+                try:
+                    self._capture(shapes, inputs)
+                finally:
+                    TURNS.release()
+            return outputs
 
     def _is_due(self, shapes: tuple[torch.Size, ...]) -> bool:
-        is_warm = self._calls[shapes] > WARM_CALLS
-        is_new = shapes not in self._graphs and shapes not in self._too_large
-        return is_warm and is_new and len(self._graphs) < MOST_GRAPHS and not self._impossible
+        is_warm = self._calls[shapes] >= WARM_CALLS
+        return is_warm and shapes not in self._too_large and len(self._graphs) < MOST_GRAPHS and not self._impossible
 
     def _replayed(self, graph: "_Graph", inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
         _copy(inputs, graph.inputs)
@@ -78,10 +86,11 @@ class Captured:
         """Capture the work on inputs of these shapes: one thread at a time, while others may replay theirs."""
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         pool = torch.cuda.graph_pool_handle() if self._pool is None or self._pool in _FAILED else self._pool
-        with _ALONE, _no_inference():
+        with _ALONE, _no_inference(), _no_collecting():
             try:
                 places = tuple(value.clone() for value in inputs)
                 torch.cuda.synchronize()
+                _forget_workspaces()
                 own = streams_of(torch.cuda.current_device()).recorded  # torch's may be of another device
                 with torch.cuda.graph(graph, pool=pool, stream=own, capture_error_mode="thread_local"):
                     outputs = self._work(*places)
@@ -123,15 +132,34 @@ def _no_inference() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _no_collecting() -> Iterator[None]:
+    """Keep Python from collecting garbage: a graph may be among it, and to destroy one would end a capture."""
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+def _forget_workspaces() -> None:
+    """Let the next graph have memory for cuBLAS of its own: torch 2.12 to 2.14 free that of a stream with any graph."""
+    if (2, 12) <= tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+        torch._C._cuda_clearCublasWorkspaces()  # pyright: ignore
+
+
 def _end_capture(stream: torch.cuda.Stream, pool: Any) -> None:
     """Leave a capture that has failed: its stream, its memory, from which all would be taken otherwise, its draws."""
     torch.cuda.set_stream(stream)
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # pyright: ignore
-    torch.cuda.synchronize()
-    counter, own = torch.zeros(1, device="cuda"), streams_of(torch.cuda.current_device()).recorded
-    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own, capture_error_mode="thread_local"):
-        counter.add_(1)  # a capture that ends well lets random numbers be drawn again, as the failed one did not
+    with suppress(RuntimeError):  # there may be no memory left even for this
+        torch.cuda.synchronize()
+        counter, own = torch.zeros(1, device="cuda"), streams_of(torch.cuda.current_device()).recorded
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=own, capture_error_mode="thread_local"):
+            counter.add_(1)  # a capture that ends well lets random numbers be drawn again, as the failed one did not
 
 
 def compiled_alone(method: Any) -> Any:

@@ -48,7 +48,7 @@ class Crowd:
 
     def __init__(self, networks: Sequence[Member], looks: int = 1):
         self.networks, self.looks = list(networks), looks
-        self._captured = Captured(self._on_gpu)
+        self._captured = Captured(partial(_on_gpu, self.networks))  # not of itself: its graphs go when it does
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> list[Outputs]:
@@ -73,23 +73,25 @@ class Crowd:
             found.append([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)])
         return [concatenated(of_one) for of_one in zip(*found, strict=True)]
 
-    def _on_gpu(self, pixels: Tensor) -> list[Tensor]:
-        """Return features and logits of each network in turn; a capture records what they see side by side."""
-        is_recorded = torch.cuda.is_current_stream_capturing()
-        seen = self._side_by_side(pixels) if is_recorded else [network.look(pixels) for network in self.networks]
-        return [part for network, features in zip(self.networks, seen, strict=True) for part in network.say(features)]
 
-    def _side_by_side(self, pixels: Tensor) -> list[Tensor]:
-        main, beside = torch.cuda.current_stream(), streams_of(torch.cuda.current_device()).beside
-        seen = []
-        for index, network in enumerate(self.networks):
-            stream = beside[index % len(beside)]
-            stream.wait_stream(main)
-            with torch.cuda.stream(stream):
-                seen.append(network.look(pixels))
-        for stream in beside[: len(self.networks)]:
-            main.wait_stream(stream)
-        return seen
+def _on_gpu(networks: Sequence[Member], pixels: Tensor) -> list[Tensor]:
+    """Return features and logits of each network in turn; a capture records what they see side by side."""
+    is_recorded = torch.cuda.is_current_stream_capturing()
+    seen = _side_by_side(networks, pixels) if is_recorded else [network.look(pixels) for network in networks]
+    return [part for network, features in zip(networks, seen, strict=True) for part in network.say(features)]
+
+
+def _side_by_side(networks: Sequence[Member], pixels: Tensor) -> list[Tensor]:
+    main, beside = torch.cuda.current_stream(), streams_of(torch.cuda.current_device()).beside
+    seen = []
+    for index, network in enumerate(networks):
+        stream = beside[index % len(beside)]
+        stream.wait_stream(main)
+        with torch.cuda.stream(stream):
+            seen.append(network.look(pixels))
+    for stream in beside[: len(networks)]:
+        main.wait_stream(stream)
+    return seen
 
 
 class Half(nn.Module):

@@ -39,7 +39,7 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
     with seeded(learner.network.device, 0):
         model = Classifier(backbone, nn.Linear(features, classes * learner.views.turns, device=learner.network.device))
-    warm = WARM_CALLS + 1 if learner.network.device.type == "cuda" else 1  # epochs, until steps are captured
+    warm = WARM_CALLS if learner.network.device.type == "cuda" else 1  # epochs, until steps are captured
     ends: list[float] = []
 
     def note_time(epoch: Epoch) -> None:

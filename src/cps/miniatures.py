@@ -12,7 +12,7 @@ from cps.evidence import Outputs, concatenated
 from cps.extraction import extracted
 from cps.subnetwork import Subnetwork
 
-CROWDS = 4  # that are kept ready
+CROWDS = 8  # that are kept ready
 SMALL = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
 
 
@@ -66,12 +66,14 @@ class Miniatures:
     def _crowd(self, subnetworks: Mapping[int, Subnetwork]) -> Crowd:
         """Return the small networks of tasks that look equally often as a crowd; the last few crowds are kept."""
         tasks = tuple(subnetworks)
-        if tasks not in self._crowds:
-            if len(self._crowds) == CROWDS:
-                del self._crowds[next(iter(self._crowds))]
+        crowd = self._crowds.pop(tasks, None)
+        if crowd is None:
             onlookers = [Onlooker(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()]
-            self._crowds[tasks] = Crowd(onlookers, len(onlookers[0].subnetwork.looks))
-        return self._crowds[tasks]
+            crowd = Crowd(onlookers, len(onlookers[0].subnetwork.looks))
+        self._crowds[tasks] = crowd  # as the last that was used
+        if len(self._crowds) > CROWDS:
+            del self._crowds[next(iter(self._crowds))]
+        return crowd
 
     def forget(self) -> None:
         """Keep nothing."""
