@@ -239,3 +239,30 @@ def test_nothing_is_captured_while_another_thread_may_draw_numbers():
     other.join()
     assert [float(double(ones)[0].sum()) for _ in range(3)] == [8.0] * 3
     assert len(double._graphs) == 1
+
+
+@pytest.mark.skipif(ACCELERATOR != "cuda", reason="needs a GPU")
+def test_threads_with_streams_of_their_own_may_share_a_graph():
+    def slow(values):
+        for _ in range(100):
+            values = values.cos()
+        return [values]
+
+    work, wrong = Captured(slow), []
+
+    def ask(factor):
+        values = torch.linspace(0, factor, 2**20, device="cuda")
+        (expected,) = slow(values)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            found = [work(values)[0] for _ in range(50)]
+            torch.cuda.current_stream().synchronize()
+            wrong.extend(one for one in found if not torch.equal(one, expected))
+
+    askers = [threading.Thread(target=ask, args=(factor,)) for factor in (1.0, 2.0, 4.0)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert work._graphs
+    assert not wrong

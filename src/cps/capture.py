@@ -4,8 +4,9 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,6 +61,10 @@ class Captured:
         return is_warm and shapes not in self._too_large and len(self._graphs) < MOST_GRAPHS and not self._impossible
 
     def _replayed(self, graph: "_Graph", inputs: tuple[Tensor, ...]) -> list[Tensor] | None:
+        stream = torch.cuda.current_stream()
+        if stream != graph.stream:  # another thread's, perhaps, which may still be at work on the inputs before
+            stream.wait_stream(graph.stream)
+            graph.stream = stream
         _copy(inputs, graph.inputs)
         graph.graph.replay()
         if graph.outputs is None:
@@ -99,7 +104,7 @@ class Captured:
                 _end_capture(stream, pool)
                 self._give_up(shapes, error)
                 return
-        self._graphs[shapes] = _Graph(graph, places, outputs)
+        self._graphs[shapes] = _Graph(graph, places, outputs, stream)
 
     def _give_up(self, shapes: tuple[torch.Size, ...], error: RuntimeError) -> None:
         """Go on without a graph: for inputs so large, or for all."""
@@ -182,7 +187,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-class _Graph(NamedTuple):
+@dataclass
+class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
     outputs: list[Tensor] | None
+    stream: torch.cuda.Stream  # of the last replay
