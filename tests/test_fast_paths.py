@@ -156,6 +156,8 @@ def assert_agrees(script):
     run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     if "only 0-dimensional arrays can be converted" in run.stderr:
         pytest.skip("the interpreter of this Triton cannot count with this numpy")
+    if "'InterpretedFunction' object has no attribute 'warmup'" in run.stderr:
+        pytest.skip("the interpreter of this Triton compiles nothing ahead")
     assert run.stdout == "agrees\n", run.stderr
 
 
