@@ -67,6 +67,12 @@ def conv_net(channels=2):
     )
 
 
+def let_all_pay(learner):
+    """Let every task predict by its small network, whether that pays or not."""
+    tasks = range(len(learner.network.subnetworks))
+    learner.network._miniatures._networks = {task: learner.extract(task).backbone for task in tasks}
+
+
 def make_task(first=0, *, classes=2, images=24, shape=(2, 6, 6), seed=0, test=12):
     """Return a task whose classes `first`, `first + 1`, ... are noise around a pattern of their own."""
     draws = torch.Generator().manual_seed(1000 * seed + first)

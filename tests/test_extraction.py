@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import cps
-from conftest import ACCELERATOR, ROUNDING, conv_net, make_task
+from conftest import ACCELERATOR, ROUNDING, conv_net, let_all_pay, make_task
 from cps.crowd import Crowd, in_half
 from cps.devices import full_precision
 from cps.evidence import Outputs
@@ -75,9 +75,7 @@ def test_the_extracted_network_is_smaller_and_has_its_normalisation_inside(small
 
 def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(small_and_whole, tmp_path):
     learner, images = small_and_whole
-    learner.network._miniatures._networks = {
-        task: learner.extract(task).backbone for task in range(2)
-    }  # whether it pays or not
+    let_all_pay(learner)
     with full_precision():
         fast = learner.network.outputs([images], [0])[0]
         slow = learner.network.whole_outputs([images], 0)
@@ -85,7 +83,7 @@ def test_evidence_of_small_networks_is_that_of_the_whole_and_stays_to_the_bit(sm
 
     def made_anew():
         learner.network.forget_small_networks()
-        learner.network._miniatures._networks = {0: learner.extract(0).backbone}
+        let_all_pay(learner)
         with full_precision():
             return learner.network.outputs([images], [0])[0].logits
 
@@ -132,7 +130,7 @@ def test_the_extracted_network_exports_to_onnx(small_and_whole, tmp_path):
 @pytest.mark.usefixtures("all_bits")
 def test_subnetworks_asked_together_say_what_each_says_alone_to_the_bit(small_and_whole):
     learner, images = small_and_whole
-    learner.network._miniatures._networks = {task: learner.extract(task).backbone for task in range(2)}
+    let_all_pay(learner)
     batches = images.split(40)
     for _ in range(5):  # on a GPU the later calls replay a graph
         together = learner.network.outputs(batches, [0, 1])
@@ -173,7 +171,7 @@ def test_half_precision_is_used_only_where_it_rounds_and_does_no_more():
 
 def test_features_that_half_precision_loses_are_computed_in_full(small_and_whole, monkeypatch):
     learner, images = small_and_whole
-    learner.network._miniatures._networks = {task: learner.extract(task).backbone for task in range(2)}
+    let_all_pay(learner)
     whole = learner.network.whole_outputs([images], 1)
     lost = Outputs(torch.full_like(whole.features, float("inf")), whole.logits)
     monkeypatch.setattr(Crowd, "__call__", lambda self, pixels: [whole, lost])

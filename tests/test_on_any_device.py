@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cps
-from conftest import ACCELERATOR, ListDataset, conv_net, make_task
+from conftest import ACCELERATOR, ListDataset, conv_net, let_all_pay, make_task
 from cps import devices, seeds, training
 from cps.capture import Captured
 from cps.data import as_examples
@@ -115,7 +115,7 @@ def test_pruners_and_selectors_that_compute_on_the_cpu_serve_any_learner(make_le
 def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
     learner = make_learner()
     learner.learn(make_task(0))
-    learner.network._miniatures._networks = {0: learner.extract(0).backbone}  # whether it pays or not
+    let_all_pay(learner)
     images = make_task(0).test[0]
     with torch.inference_mode():
         before = [learner.predict(images).classes for _ in range(6)]

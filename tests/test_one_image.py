@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 import cps
-from conftest import make_task
+from conftest import let_all_pay, make_task
 from cps.cascade import _evened, _unpacked
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
@@ -297,8 +297,7 @@ def test_tasks_learned_in_other_views_answer_together(make_learner):
     for first, views in ((0, cps.Upright(mirrors=True)), (10, cps.Rotations()), (20, cps.Upright())):
         learner.views = views
         learner.learn(make_task(first))
-    miniatures = {task: learner.extract(task).backbone for task in range(3)}
-    learner.network._miniatures._networks = dict(miniatures)  # whether they pay or not
+    let_all_pay(learner)
     images = make_task(0).test[0]
     with full_precision():
         for task, outputs in enumerate(learner.network.outputs([images], range(3))):
@@ -313,8 +312,7 @@ def test_a_later_task_with_other_looks_changes_no_bit_of_what_earlier_ones_see(m
     def learn(first, views):
         learner.views = views
         learner.learn(make_task(first))
-        task = len(learner.network.subnetworks) - 1
-        learner.network._miniatures._networks[task] = learner.extract(task).backbone  # whether it pays or not
+        let_all_pay(learner)
 
     learn(0, cps.Upright())
     before = learner.evidence(seen)[0]

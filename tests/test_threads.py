@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import cps
-from conftest import ACCELERATOR, conv_net, make_task
+from conftest import ACCELERATOR, conv_net, let_all_pay, make_task
 from cps.devices import same_bits
 from cps.tracing import traced
 
@@ -113,7 +113,7 @@ def test_modules_of_other_threads_work_while_one_is_traced():
 @pytest.mark.filterwarnings("ignore:.*fork")
 def test_a_forked_process_predicts(learner):
     images = make_task(0).test[0]
-    learner.network._miniatures._networks = {0: learner.extract(0).backbone}  # whether it pays or not
+    let_all_pay(learner)
     learner.network.outputs([images], [0])
     child = os.fork()
     if child == 0:

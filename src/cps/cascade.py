@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cps.capture import Captured
 from cps.devices import in_double
-from cps.evidence import Evidence, Outputs
+from cps.evidence import Evidence, Outputs, in_pairs
 from cps.plain import setting
 from cps.selection import Statistics, mean_by_group
 from cps.subnetwork import Subnetwork
@@ -111,12 +111,12 @@ class Cascade:
         """Return what `alone` does, of few images on a GPU, by a graph, which is kept for the latest task only."""
 
         def alone(*parts: Tensor) -> list[Tensor]:
-            return [self.alone([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)], ready)]
+            return [self.alone(in_pairs(parts), ready)]
 
         known = _GRAPHS.setdefault(statistics[0]["means"], {})
         if self not in known or known[self][0] is not ready:
             known[self] = ready, Captured(alone)
-        (scores,) = known[self][1](*(part for outputs in evidence for part in (outputs.features, outputs.logits)))
+        (scores,) = known[self][1](*(part for outputs in evidence for part in outputs))
         return scores
 
     def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from cps.capture import Captured
 from cps.devices import full_precision, same_bits
-from cps.evidence import Outputs, are_close, concatenated
+from cps.evidence import Outputs, are_close, concatenated, in_pairs
 from cps.gpu_streams import streams_of
 from cps.padding import padded
-from cps.partition import put_channels_last
+from cps.partition import in_channels_last, put_channels_last
 
 STRETCH = 32  # images in one job of a CPU, each look at one counted
 LAUNCH = 3 * 2**18  # numbers of pixels in one launch on a GPU, likewise: of 256 images at 32 x 32, of 5 at 224 x 224
@@ -53,8 +53,7 @@ class Crowd:
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> list[Outputs]:
         """Return what each network says about these pixels."""
-        if pixels.ndim == 4:
-            pixels = pixels.contiguous(memory_format=torch.channels_last)
+        pixels = in_channels_last(pixels)
         with same_bits():
             return self._in_launches(pixels) if pixels.is_cuda else self._on_cpu(pixels)
 
@@ -67,10 +66,7 @@ class Crowd:
     def _in_launches(self, pixels: Tensor) -> list[Outputs]:
         """Let all networks look at so many images at once that the memory of a usual GPU holds what they see."""
         stretches = pixels.split(max(1, LAUNCH // (self.looks * pixels[:1].numel())))
-        found = []
-        for stretch in stretches:
-            parts = self._captured(stretch)
-            found.append([Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)])
+        found = [in_pairs(self._captured(stretch)) for stretch in stretches]  # by stretch and network
         return [concatenated(of_one) for of_one in zip(*found, strict=True)]
 
 

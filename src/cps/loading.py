@@ -19,7 +19,7 @@ from cps.observation import checked_selectors, unobserved
 from cps.plain import unknown_in
 from cps.selection import Selector, select
 from cps.storage import FileError
-from cps.views import check_views, class_logits
+from cps.views import check_views
 
 
 class BackboneMissing(ValueError):
@@ -100,8 +100,7 @@ def _check_statistics(learner: Learner, selector: Selector, path: str | Path) ->
     def blank(task: int) -> Outputs:
         subnetwork = learner.network.subnetworks[task]
         features = subnetwork.head["weight"].new_zeros(2, subnetwork.head["weight"].shape[1])
-        looks = subnetwork.looks
-        return Outputs(features, class_logits(features.expand(len(looks), -1, -1), looks, **subnetwork.head))
+        return subnetwork.say(features.expand(len(subnetwork.looks), -1, -1))
 
     evidence = Evidence(lambda tasks: [blank(task) for task in tasks], len(learner.network.subnetworks))
     groups = torch.arange(2, device=learner.network.device)

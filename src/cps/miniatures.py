@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from cps.crowd import Crowd, quickest
 from cps.evidence import Outputs, concatenated
 from cps.extraction import extracted
+from cps.partition import in_channels_last
 from cps.subnetwork import Subnetwork
 
 CROWDS = 8  # that are kept ready
@@ -52,24 +52,25 @@ class Miniatures:
 
         Those that look equally often are a crowd: how images are shared out, and so the bits, depends on that alone.
         """
+        if not subnetworks:
+            return {}
+        groups: dict[int, dict[int, Subnetwork]] = {}
+        for task, each in subnetworks.items():
+            groups.setdefault(len(each.looks), {})[task] = each
         found: dict[int, list[Outputs]] = {task: [] for task in subnetworks}
-        groups = [
-            {task: each for task, each in subnetworks.items() if len(each.looks) == looks}
-            for looks in sorted({len(each.looks) for each in subnetworks.values()})
-        ]
-        for pixels in batches if subnetworks else ():
-            for group in groups:
-                for task, outputs in zip(group, self._crowd(group)(pixels), strict=True):
+        for pixels in batches:
+            for looks, group in groups.items():
+                for task, outputs in zip(group, self._crowd(group, looks)(pixels), strict=True):
                     found[task].append(outputs)
         return {task: concatenated(parts) for task, parts in found.items()}
 
-    def _crowd(self, subnetworks: Mapping[int, Subnetwork]) -> Crowd:
+    def _crowd(self, subnetworks: Mapping[int, Subnetwork], looks: int) -> Crowd:
         """Return the small networks of tasks that look equally often as a crowd; the last few crowds are kept."""
         tasks = tuple(subnetworks)
         crowd = self._crowds.pop(tasks, None)
         if crowd is None:
             onlookers = [Onlooker(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()]
-            crowd = Crowd(onlookers, len(onlookers[0].subnetwork.looks))
+            crowd = Crowd(onlookers, looks)
         self._crowds[tasks] = crowd  # as the last that was used
         if len(self._crowds) > CROWDS:
             del self._crowds[next(iter(self._crowds))]
@@ -101,7 +102,7 @@ class Onlooker:
         return self.subnetwork.say(seen)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        return self.network(pixels.contiguous(memory_format=torch.channels_last) if pixels.ndim == 4 else pixels)
+        return self.network(in_channels_last(pixels))  # turned images are not so any more
 
 
 def _size(network: nn.Module) -> int:

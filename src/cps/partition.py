@@ -54,8 +54,13 @@ def put_channels_last(module: Module) -> Module:
     """Return the module, with all that has four axes, as the weights of convolutions, laid out channels last."""
     for value in named_tensors(module).values():
         if value.ndim == 4:
-            value.data = value.data.contiguous(memory_format=torch.channels_last)
+            value.data = in_channels_last(value.data)
     return module
+
+
+def in_channels_last(value: Tensor) -> Tensor:
+    """Return what has four axes, as pictures, laid out channels last, and other data as it is."""
+    return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
 
 
 def move(module: nn.Module, device: torch.device) -> None:

@@ -107,16 +107,21 @@ class Trainer:
                         total, batches = steps.run(examples, plan), len(plan.order)
                     plan = next(plans, plan)  # while a GPU is at work
                     agree_on_buffers(model, self.fabric)
-                    loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
-                    if not math.isfinite(loss):
-                        raise FloatingPointError(
-                            f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
-                        )
+                    loss = self._mean_loss(total, batches, epoch)
                     if after_epoch is not None:
                         after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
                 steps.settle()
             finally:
                 steps.forget()
+
+    def _mean_loss(self, total: Tensor, batches: int, epoch: int) -> float:
+        """Return the mean over the batches of all processes; refuse one that is no number."""
+        loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"the loss became {loss} in epoch {epoch + 1}; lower the learning rate or check the images"
+            )
+        return loss
 
     def _plans(
         self, examples: int, training: Training, seed: Seed, start: int, draws: int, reach: float
