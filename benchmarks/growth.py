@@ -4,9 +4,9 @@ import math
 import resource
 import statistics
 import tempfile
-import time
 import warnings
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,9 @@ def growth(fabric: "Fabric") -> dict[str, Any]:
 def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the growth as lines of the table."""
     tasks, step = measured["tasks"], measured["step"]
-    late, early = statistics.median(tasks["seconds"][40:]), statistics.median(tasks["seconds"][SETTLED:15])
+    late, early, ratio = tasks["late"]
     found = [
-        entry("learning tasks 41-50, against tasks 6-15", f"{late:.3f} s", f"{early:.3f} s", late / early),
+        entry(f"learning a task after {TASKS} others, against after a few", f"{late:.3f} s", f"{early:.3f} s", ratio),
         _flat("file size, tasks 41-50 against 6-15, bytes a task", tasks["file_bytes"]),
         entry(
             "memory at its peak, 50 tasks against 10",
@@ -69,14 +69,9 @@ def picture(measured: dict[str, Any]) -> Figure:
     tasks, step = measured["tasks"], measured["step"]
     figure, axes = plt.subplots(2, 3, figsize=(11, 6), constrained_layout=True)
     numbers = range(1, len(tasks["seconds"]) + 1)
-    _panel(axes[0, 0], numbers, tasks["seconds"], "seconds to learn a task", "task")
-    _panel(
-        axes[0, 1],
-        list(numbers)[1:],
-        [b / 1024 for b in _steps(tasks["file_bytes"])],
-        "KiB of file that a task adds",
-        "task",
-    )
+    added = [size / 1024 for size in _steps(tasks["file_bytes"])]
+    _panel(axes[0, 0], numbers[1:], tasks["seconds"][1:], "seconds to learn a task after the first", "task")
+    _panel(axes[0, 1], numbers[1:], added, "KiB of file that a task adds", "task")
     _panel(axes[0, 2], numbers, tasks["peak_mib"], "memory at its peak, MiB", "task")
     at = [int(number) for number in tasks["predict"]]
     axes[1, 0].plot(at, [1e3 * s for s in tasks["predict"].values()], marker="o", label="measured")
@@ -104,30 +99,42 @@ def picture(measured: dict[str, Any]) -> Figure:
 def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
     """Learn fifty tasks of two classes; note time, file size, memory, and the time of a prediction."""
     torch.manual_seed(0)
-    training = cps.Training(3, cps.Adam(1e-3), batch_size=64)
-    learner = cps.Learner(
-        cps.SmallConvNet(3, (64, 128, 128)), rounds=1, train=training, retrain=training, fabric=fabric,
-        pruner=cps.NNrelief(0.6), selectors=[cps.MaxOutput()],
-    )  # fmt: skip
     warnings.simplefilter("ignore", cps.CapacityWarning)
+    learner, images = _learner(fabric), torch.rand(256, 3, 16, 16)
     seconds, sizes, peaks, predict = [], [], [], {}
-    images = torch.rand(256, 3, 16, 16)
     with tempfile.TemporaryDirectory() as folder:
         for index in range(TASKS):
-            data = torch.rand(192, 3, 16, 16) + 0.05 * index, [2 * index + number % 2 for number in range(192)]
-            task = cps.Task([2 * index, 2 * index + 1], train=data)
             if fabric.device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats()
-            began = time.perf_counter()
-            learner.learn(task)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(seconds_of(partial(learner.learn, _task(index)), fabric.device))
             peaks.append(_peak_mib(fabric.device))
             learner.save(Path(folder) / "model.cps")
             sizes.append((Path(folder) / "model.cps").stat().st_size)
             if index + 1 in LOOK_AT:
-                times = [seconds_of(lambda: learner.predict(images), fabric.device) for _ in range(12)]
+                times = [seconds_of(partial(learner.predict, images), fabric.device) for _ in range(12)]
                 predict[str(index + 1)] = statistics.median(times[5:])
-    return {"seconds": seconds, "file_bytes": sizes, "peak_mib": peaks, "predict": predict}
+    late = _late_against_early(learner, fabric)
+    return {"seconds": seconds, "file_bytes": sizes, "peak_mib": peaks, "predict": predict, "late": late}
+
+
+def _late_against_early(grown: cps.Learner, fabric: "Fabric") -> tuple[float, float, float]:
+    """Compare learning one more task with learning one in a new learner, in turns: machines change their speed."""
+    late, early = map(_task, count(TASKS)), map(_task, count())
+    new = _learner(fabric)
+    return compare(lambda: grown.learn(next(late)), lambda: new.learn(next(early)), fabric.device, pairs=10)
+
+
+def _learner(fabric: "Fabric") -> cps.Learner:
+    training = cps.Training(3, cps.Adam(1e-3), batch_size=64)
+    return cps.Learner(
+        cps.SmallConvNet(3, (64, 128, 128)), rounds=1, train=training, retrain=training, fabric=fabric,
+        pruner=cps.NNrelief(0.6), selectors=[cps.MaxOutput()],
+    )  # fmt: skip
+
+
+def _task(index: int) -> cps.Task:
+    images, labels = torch.rand(192, 3, 16, 16) ** (1 + index / 10), [2 * index + number % 2 for number in range(192)]
+    return cps.Task([2 * index, 2 * index + 1], train=(images, labels))
 
 
 def _by_size(fabric: "Fabric") -> dict[str, list[dict[str, float]]]:
