@@ -7,8 +7,8 @@ import torch
 import cps
 from conftest import make_task
 from cps.evaluation import _shuffled_groups
+from cps.groups import consecutive_groups
 from cps.network import SharedNetwork
-from cps.selection import consecutive_groups
 
 
 @pytest.fixture

@@ -21,12 +21,13 @@ from typer.testing import CliRunner
 
 import cps
 from conftest import make_task, write_shipment
-from cps import cli_model, cli_predict, inbox, inspection, storage
+from cps import cli_predict, inbox, inspection, storage
 from cps.cli import app
 from cps.growing import checkpoint_of
 from cps.loaders import loader_of
 from cps.lock import locked
 from cps.masks import share_on
+from cps.notes import accuracy_in_words
 from cps.terminal import CtrlC, json_text
 
 CPU = ["--accelerator", "cpu"]
@@ -629,7 +630,7 @@ def test_json_is_json_whatever_the_encoding(monkeypatch, encoding):
 @pytest.mark.parametrize(("known", "is_said"), [(0.5, True), (0.51, False)])
 def test_it_is_said_when_a_task_is_known_no_better_than_by_guessing(known, is_said):
     notes = {"accuracy": {"task known": known, "task found": 0.3}, "held out": 10, "classes": {"a": 5, "b": 5}}
-    assert ("no better than guessing" in cli_model._accuracy_in_words(notes)) == is_said
+    assert ("no better than guessing" in accuracy_in_words(notes)) == is_said
 
 
 def test_forgetting_removes_what_a_killed_program_left_however_new_it_is(model):

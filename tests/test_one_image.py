@@ -16,7 +16,8 @@ from cps.cascade import _evened, _unpacked
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import how_familiar
-from cps.selection import best_task, mean_by_group, select
+from cps.groups import mean_by_group
+from cps.selection import best_task, select
 from cps.stream import RATES, STRAY, Stream
 from cps.subnetwork import Subnetwork
 from cps.views import class_logits, looks_at

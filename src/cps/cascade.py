@@ -19,8 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cps.capture import Captured
 from cps.devices import in_double
 from cps.evidence import Evidence, Outputs, in_pairs
+from cps.groups import mean_by_group
 from cps.plain import setting
-from cps.selection import Statistics, mean_by_group
+from cps.selection import Statistics
 from cps.subnetwork import Subnetwork
 
 HALVED_AT = 4  # tasks before one that has half the numbers of the first

@@ -5,9 +5,10 @@ from torch import Tensor, nn
 
 from cps.backbones import SmallConvNet
 from cps.evidence import Evidence, Outputs
+from cps.groups import consecutive_groups
 from cps.masks import Masks, full_masks, is_subset
 from cps.pruning import Pruner
-from cps.selection import GraphSelector, Selector, consecutive_groups
+from cps.selection import GraphSelector, Selector
 from cps.subnetwork import Subnetwork
 
 

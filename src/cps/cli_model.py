@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from cps.loaders import Loader, loader_of
+from cps.notes import accuracy_in_words, accuracy_of, history_in_words
 from cps.terminal import (
     console,
     duration,
@@ -103,14 +104,14 @@ def inspect(model: Model, as_json: Json = False) -> None:
     table = Table("task", "classes", "known", "found", "density", "fingerprint")
     table.columns[1].overflow = "fold"
     for task in found["tasks"]:
-        accuracy = _accuracy(task["notes"])
+        accuracy = accuracy_of(task["notes"])
         right = [f"{share:.0%}" for share in accuracy] if accuracy else ["", ""]
         right[0] = "one class" if len(task["classes"]) == 1 else right[0]
         cells = (str(task["task"]), shown(listed(task["classes"])), *right, f"{task['density']:.1%}")
         table.add_row(*cells, task["fingerprint"][:8])
     console.print(table)
     for task in found["tasks"]:
-        console.print(f"task {task['task']}: {shown(_history(task['notes']))}", highlight=False)
+        console.print(f"task {task['task']}: {shown(history_in_words(task['notes']))}", highlight=False)
     console.print(
         "known, found: right answers on held-out images of the task when it was learned, with the task known and with "
         "it to be found among all; density: weights it uses; fingerprint: its start",
@@ -221,7 +222,7 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
     console.print(
         f"Learned task {learned.task + 1}: {shown(listed(list(notes['classes'])))} from "
         f"{number_of(notes['images'] - notes['held out'], 'image')} in {duration(notes['seconds'])}.\n"
-        f"Held-out accuracy: {_accuracy_in_words(notes)}.",
+        f"Held-out accuracy: {accuracy_in_words(notes)}.",
         highlight=False,
     )
     if learned.task:
@@ -229,32 +230,3 @@ def _show_learned(growth: "Growth", learned: "Learned") -> None:
     if notes["held out"] < ENOUGH:
         console.print(f"Under {ENOUGH} images were held out, so unknown ones are told roughly; --hold-out takes more.")
     console.print(f"Wrote [bold]{shown(growth.model)}[/bold]. The images are not needed any more.")
-
-
-def _accuracy_in_words(notes: dict[str, Any]) -> str:
-    accuracy = _accuracy(notes)
-    if accuracy is None:
-        return "not measured, since no image was held out"
-    known, found = accuracy
-    measured = f"{found:.1%} among all tasks ({number_of(notes['held out'], 'image')})"
-    if len(notes["classes"]) > 1 and known <= 1 / len(notes["classes"]):
-        measured += "; that is no better than guessing: train longer, or look at the images"
-    if len(notes["classes"]) == 1:
-        return f"{measured}; alone, one class cannot be mistaken"
-    return f"{known:.1%} with the task known, {measured}"
-
-
-def _history(notes: dict[str, Any]) -> str:
-    """Return what was noted when a task was learned; notes may be anyone's."""
-    if "day" not in notes:
-        return "learned without notes"
-    counts = f"{notes.get('images')} images, {notes.get('held out')} of them held out"
-    return f"learned on {notes['day']} from '{notes.get('folder')}', {counts}, in {notes.get('seconds')} s"
-
-
-def _accuracy(notes: dict[str, Any]) -> tuple[float, float] | None:
-    """Return the accuracy with the task known and with it to be found; notes may be anyone's, and say otherwise."""
-    noted = notes.get("accuracy")
-    shares = [noted.get(key) for key in ("task known", "task found")] if isinstance(noted, dict) else []
-    known, found = (share if isinstance(share, float) else None for share in shares or (None, None))
-    return None if known is None or found is None else (known, found)

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from cps.data import ToLocal, all_labels, as_examples
 from cps.evidence import Evidence, Outputs, concatenated
+from cps.groups import consecutive_groups
 from cps.learner import Learner
 from cps.metrics import Matrix, summary
 from cps.observation import checked_selectors
 from cps.scenario import Task
 from cps.seeds import generator
-from cps.selection import Selector, consecutive_groups, select
+from cps.selection import Selector, select
 from cps.subnetwork import Subnetwork, local_labels, shortened
 from cps.survey import survey
 from cps.views import mean_of

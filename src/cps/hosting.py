@@ -18,12 +18,13 @@ from cps.devices import make_fabric
 from cps.familiarity import ROUGH
 from cps.following import Followed
 from cps.gate import Limits
+from cps.groups import consecutive_groups
 from cps.images import side_of
 from cps.learner import Learner
 from cps.loading import Load, load
 from cps.prediction import classify
 from cps.replies import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
-from cps.selection import best_task, consecutive_groups, task_scores, task_shares
+from cps.selection import best_task, task_scores, task_shares
 
 LARGEST = 1024  # pixels of a side that a model may ask for
 

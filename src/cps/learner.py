@@ -19,6 +19,7 @@ from cps.evidence import Evidence
 from cps.extraction import Standalone
 from cps.forgetting import forget_task, fresh_weights
 from cps.forms import SETTINGS, check_forms
+from cps.groups import consecutive_groups
 from cps.images import as_images
 from cps.intake import check_images, some_pixels, take_in
 from cps.masks import smaller
@@ -32,7 +33,7 @@ from cps.progress import Progress
 from cps.pruning import NNrelief, Pruner
 from cps.scenario import Task
 from cps.seeds import generator, seeded
-from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector, consecutive_groups, select
+from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector, select
 from cps.settings import Adam, Steps, Training
 from cps.stream import Stream
 from cps.subnetwork import Fingerprint, Subnetwork

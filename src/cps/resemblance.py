@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cps.evidence import Evidence
 from cps.learner import Learner
+from cps.notes import usual_outputs_of
 from cps.prediction import classify
 
 CLAIMED = 0.8  # share of a new class's images that go to one old class, from which a warning is due ...
@@ -35,7 +36,7 @@ def usual_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[
 def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[str]:
     """Return a warning for each new class whose images an old subnetwork takes for one of its own classes."""
     found = []
-    usual = {task: _noted(subnetwork.notes) for task, subnetwork in enumerate(learner.network.subnetworks)}
+    usual = {task: usual_outputs_of(subnetwork.notes) for task, subnetwork in enumerate(learner.network.subnetworks)}
     for name, number in Counter(labels).items() if any(usual.values()) else ():
         if number < FEWEST:
             continue
@@ -50,12 +51,6 @@ def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[
                     "stop this with Ctrl-C and keep to one name"
                 )
     return found
-
-
-def _noted(notes: Mapping[str, Any]) -> dict[str, float]:
-    """Return the usual outputs that notes hold; they may be anyone's, and say otherwise."""
-    noted = notes.get("usual output")
-    return {k: v for k, v in noted.items() if isinstance(v, float)} if isinstance(noted, dict) else {}
 
 
 def _claimed(learner: Learner, evidence: Evidence, task: int, usual: Mapping[str, float]) -> str | None:

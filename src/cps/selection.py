@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cps.evidence import Evidence, Outputs
+from cps.groups import mean_by_group, number_of_groups
 from cps.plain import setting
 from cps.subnetwork import Subnetwork
 
@@ -175,17 +176,9 @@ class Oracle:
         """Return logarithms of probabilities: 0 for the true task and next to minus infinity for all others."""
         if not 0 <= self.task < len(evidence):
             raise ValueError(f"there is no task {self.task}: {len(evidence)} were learned, counted from 0")
-        scores = torch.full((_number_of(groups), len(evidence)), -1e9, device=groups.device)
+        scores = torch.full((number_of_groups(groups), len(evidence)), -1e9, device=groups.device)
         scores[:, self.task] = 0.0
         return scores
-
-
-def consecutive_groups(images: int, group_size: int, device: torch.device | None = None) -> Tensor:
-    """Return the group of each image when every `group_size` images in a row share a task."""
-    is_whole = hasattr(group_size, "__index__") or (isinstance(group_size, float) and group_size.is_integer())
-    if not is_whole or group_size < 1:
-        raise ValueError(f"group_size is a number of images, 1 or more, got {group_size!r}")
-    return torch.arange(images, device=device) // int(group_size)
 
 
 class Selected(NamedTuple):
@@ -227,27 +220,9 @@ def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Sta
             f"{selector.name} has kept no {error} about some task; a selector must be among the learner's selectors "
             "when a task is learned"
         ) from error
-    expected = _number_of(groups), len(evidence)
+    expected = number_of_groups(groups), len(evidence)
     if tuple(scores.shape) != expected:
         raise ValueError(f"{selector.name} must return scores (groups, tasks) {expected}, got {tuple(scores.shape)}")
     if scores.isnan().any():
         log.warning("%s gives scores that are no numbers; those tasks are not selected", selector.name)
     return scores
-
-
-def _number_of(groups: Tensor) -> int:
-    return int(groups.max()) + 1
-
-
-def mean_by_group(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of the rows of each group, shape (groups, ...)."""
-    if torch.equal(groups.cpu(), torch.arange(len(groups))):  # of single images
-        return values
-    number, groups = _number_of(groups), groups.to(values.device)
-    sums = values.new_zeros(number, *values.shape[1:])
-    if values.is_cuda:  # sorted first, so that sums have the same bits each time
-        sums.index_put_((groups,), values, accumulate=True)
-    else:
-        sums.index_add_(0, groups, values)
-    sizes = torch.bincount(groups, minlength=number)
-    return sums / sizes.reshape(-1, *(1 for _ in values.shape[1:]))
