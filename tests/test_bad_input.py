@@ -1,5 +1,7 @@
 """Bad input gives a clear error, and nothing is lost."""
 
+import dataclasses
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
 from conftest import ACCELERATOR, ListDataset, conv_net, make_task
+from cps.backbones import Builtin
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train
@@ -222,10 +225,39 @@ def test_settings_that_make_no_sense_are_refused(make_learner):
         make_learner(prune_images=0)
     with pytest.raises(ValueError, match="bf16-true"):
         cps.make_fabric(accelerator="cpu", precision="bf16-true")
-    with pytest.raises(TypeError, match="ints"):
+    with pytest.raises(ValueError, match=r"epochs of Training is a whole number, got 1\.5"):
         cps.Training(1.5)  # pyright: ignore
+    with pytest.raises(ValueError, match="0 or more, got -1"):
+        cps.PadCrop(-1)
     with pytest.raises(ValueError, match="deviation of zero"):
         cps.Normalize((0.5,), (0.0,))
+
+
+SMALLEST = {"Steps": {"at": (1,)}, "Training": {"epochs": 1}, "Builtin": {"name": "small"}}  # fields without defaults
+NUMBERS = [
+    (kind, field.name, field.type)
+    for kind in (
+        cps.SGD, cps.Adam, cps.Steps, cps.Cosine, cps.Training, cps.Contrastive, cps.PadCrop, cps.Rotate, cps.Colour,
+        cps.Capacity, cps.Upright, cps.Rotations, cps.ImportanceSignature, cps.Cascade, cps.Magnitude, cps.NNrelief,
+        Builtin,
+    )
+    for field in dataclasses.fields(kind)
+    if field.type in (int, float, bool)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "of"), NUMBERS)
+def test_settings_are_the_numbers_they_say(kind, name, of):
+    def make(value):
+        return getattr(kind(**{**SMALLEST.get(kind.__name__, {}), name: value}), name)
+
+    wrong = ["1", None, [1], math.nan, math.inf, 1 if of is bool else True, *([2.5] if of is int else [])]
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"{name} of {kind.__name__} is"):
+            make(value)
+    if of is not bool:  # numpy's become Python's, which a file can hold
+        assert type(make(of(1))) is of
+        assert type(make(np.float32(1.0))) is of
 
 
 def test_a_selector_that_knows_nothing_of_the_tasks_is_refused(learned):
@@ -571,7 +603,7 @@ def test_a_learner_says_what_it_knows(make_learner):
         (lambda: cps.Learner(conv_net(), selectors=cps.MaxOutput()), TypeError, "selectors are a tuple"),
         (lambda: cps.Learner(conv_net()).learn(cps.Scenario((), "given")), TypeError, "learn its tasks one by one"),
         (lambda: cps.Training(1, cps.Cosine()), TypeError, "optimizer is an object such as"),
-        (lambda: cps.Adam("x"), ValueError, "lr of Adam is a number, 0 or more, got 'x'"),
+        (lambda: cps.Adam("x"), ValueError, "lr of Adam is a number, got 'x'"),
         (lambda: cps.SGD(0.1, -1), ValueError, "momentum of SGD is a number, 0 or more, got -1"),
         (lambda: cps.check_pruner(lambda *_: None), AssertionError, "must return masks by name, got NoneType"),
         (lambda: cps.Training(1, schedule=lambda epoch: 1.0), TypeError, r"a function of \(epoch, epochs\)"),

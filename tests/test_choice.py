@@ -28,10 +28,10 @@ ALL = cps.NNrelief(alpha=1.0)
 def make_full(make_learner):
     """Return a function that makes a learner whose first task has taken all there is."""
 
-    def make(backbone=None, **settings):
+    def make(backbone=None, *, is_full=True, **settings):
         learner = make_learner(backbone, pruner=ALL, train=LONGER, **settings)
         learner.learn(make_task(0, classes=6, images=96))
-        assert learner.network.free_share() < 0.05
+        assert (learner.network.free_share() < 0.05) == is_full
         return learner
 
     return make
@@ -86,12 +86,36 @@ def test_a_full_network_without_other_parts_learns_unless_told_to_use_everything
 
 
 def test_a_network_with_room_chooses_nothing(make_learner):
-    learner = make_learner()
+    learner = make_learner(pruner=cps.Magnitude(0.5))
     learner.learn(make_task(0))
     draft = learner.network.grow([10, 11], 12, torch.Generator(), crowded=learner.capacity.crowded)
     assert draft.scores == {}
     crowded = learner.network.grow([10, 11], 12, torch.Generator(), crowded=1.0)
     assert set(crowded.scores) == set(learner.network.weights)
+
+
+def half_blind():
+    """Return a network with a layer whose weights are mostly out of reach: half of its inputs are always zero."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.ZeroPad1d((0, 72)), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 16))
+
+
+def test_a_full_layer_is_enough_to_choose_though_others_keep_weights_that_no_task_can_use(make_full):
+    learner = make_full(half_blind(), is_full=False)
+    assert learner.network.free_share() > 0.4
+    assert learner.network.free()["4.weight"] == 0
+    with pytest.warns(cps.CapacityWarning, match="learns which sealed weights to use"):
+        learner.learn(make_task(10))
+    assert learner.network.subnetworks[1].masks["4.weight"].float().mean() < 1
+
+
+def test_weights_that_the_user_froze_leave_a_network_as_roomy_as_it_is(make_learner):
+    backbone = conv_net()
+    backbone[3].weight.requires_grad_(False)
+    learner = make_learner(backbone, pruner=cps.Magnitude(0.5))
+    learner.learn(make_task(0))
+    assert learner.network.free_share() < 0.2
+    assert learner.network.grow([10, 11], 12, torch.Generator(), crowded=0.05).scores == {}
 
 
 @pytest.mark.filterwarnings("ignore::cps.CapacityWarning")

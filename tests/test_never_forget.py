@@ -144,7 +144,7 @@ def test_masks_only_shrink_and_taken_only_grows(make_learner, monkeypatch):
     steps = []
     narrow = Draft.narrow
     monkeypatch.setattr(Draft, "narrow", lambda self, masks: steps.append((masks, self.masks)) or narrow(self, masks))
-    assert taken_only_grows(make_learner(rounds=3))
+    assert taken_only_grows(make_learner(rounds=3, capacity=cps.Capacity(crowded=0.0)))
     assert len(steps) == 9
     assert all(is_subset(after, before) for after, before in steps)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 
 class Augmentation(Protocol):
@@ -30,10 +30,15 @@ class Augmentation(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class PadCrop:
+class PadCrop(Numbers):
     """Pad the images with black by `padding` pixels and crop them back to their size at a random place."""
 
     padding: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.padding < 0:
+            raise ValueError(f"padding is a number of pixels, 0 or more, got {self.padding}")
 
     @property
     def draws(self) -> int:
@@ -96,7 +101,7 @@ class ResizedCrop:
 
 @setting
 @dataclass(frozen=True)
-class Rotate:
+class Rotate(Numbers):
     """Turn each image about its middle, by at most so many degrees either way; what comes in is black."""
 
     degrees: float = 15.0
@@ -118,7 +123,7 @@ class Rotate:
 
 @setting
 @dataclass(frozen=True)
-class Colour:
+class Colour(Numbers):
     """Change brightness, contrast and saturation, each by a factor from 1 - strength to 1 + strength."""
 
     brightness: float = 0.4
@@ -126,6 +131,7 @@ class Colour:
     saturation: float = 0.4
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not all(0 <= strength <= 1 for strength in (self.brightness, self.contrast, self.saturation)):
             raise ValueError(f"strengths are from 0 to 1, got {self}")
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.plain import setting
+from cps.plain import Numbers, setting
 from cps.seeds import seeded
 
 
@@ -147,13 +147,14 @@ BUILTINS: dict[str, Callable[[int], nn.Module]] = {
 
 @setting
 @dataclass(frozen=True)
-class Builtin:
+class Builtin(Numbers):
     """A backbone of the closed list by its name: what a model file can hold, so that it opens without code."""
 
     name: str
     channels: int = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.name not in BUILTINS:
             raise ValueError(f"there is no builtin backbone '{self.name}'; there are: {', '.join(BUILTINS)}")
         if not 1 <= self.channels <= 64:

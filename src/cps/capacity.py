@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cps.masks import Masks, strongest
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
-SHORT_SHARE = 0.1  # ... and worth a warning when such layers hold this share of all weights
+SHORT_SHARE = 0.1  # ... and matters when such layers hold this share of all weights
 
 
 class CapacityError(RuntimeError):
@@ -23,19 +23,20 @@ class CapacityWarning(UserWarning):
 
 @setting
 @dataclass(frozen=True)
-class Capacity:
+class Capacity(Numbers):
     """How tasks share the room there is.
 
-    `crowded`: while less than this share of all weights is free, a task learns which sealed ones to use; with 0 it
-    starts from all of them, as in the paper. `budget`: the largest share of each layer that a task may take for each of
-    its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no limit. It is reached by
-    the same factor in every round of pruning, and without rounds it is not.
+    `crowded`: once layers with a tenth of all weights have less than this share free, a task learns which sealed ones
+    to use; with 0 it starts from all of them, as in the paper. `budget`: the largest share of each layer that a task
+    may take for each of its classes, so that later ones find room there: with 0.01 a hundred classes do; 1 sets no
+    limit. It is reached by the same factor in every round of pruning, and without rounds it is not.
     """
 
     crowded: float = FREE_SHARE
     budget: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (0 <= self.crowded <= 1 and 0 < self.budget <= 1):
             raise ValueError(f"crowded is a share from 0 to 1 and budget one above 0, got {self}")
 
@@ -57,28 +58,35 @@ def _limited(mask: Tensor, taken: Tensor, weight: Tensor, share: float) -> Tenso
     return (mask & taken) | strongest(weight, new, most)
 
 
-def check_capacity(
-    free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, *, learns: bool, chooses: bool = False
-) -> None:
-    """Warn when layers have hardly any free weights; raise when a task could learn nothing at all.
+def is_crowded(
+    free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, crowded: float, *, learns: bool
+) -> bool:
+    """Return whether a task is to learn which sealed weights it uses; raise when it could learn nothing at all.
 
     `free` is the share of each weight that none of the `tasks` subnetworks has taken; `learns` says whether the
-    backbone has anything else to learn, `chooses` whether the task learns which sealed weights to use.
+    backbone has anything else to learn. Layers with hardly any free weights are warned of.
     """
-    if max(free.values()) == 0 and not learns and not chooses:
+    chooses = bool(_short_of_room(free, weights, crowded))
+    if max(free.values(), default=0) == 0 and not learns and not chooses:
         raise CapacityError(
             f"the new task found no free weights (100% taken by {tasks} subnetworks) and the backbone has "
             "nothing else to learn; use a wider backbone or a smaller alpha"
         )
-    short = sorted((share, name) for name, share in free.items() if share < FREE_SHARE)
-    total = sum(weight.numel() for weight in weights.values())
-    if sum(weights[name].numel() for _, name in short) < SHORT_SHARE * total:
-        return
-    way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
-    figures = ", ".join(f"'{name.removesuffix('.weight')}' {share:.1%}" for share, name in short[:3])
-    warnings.warn(
-        f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the new "
-        f"task {way}; use a wider backbone or a smaller alpha",
-        CapacityWarning,
-        stacklevel=4,
-    )
+    short = _short_of_room(free, weights, FREE_SHARE)
+    if short:
+        way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
+        figures = ", ".join(f"'{name.removesuffix('.weight')}' {free[name]:.1%}" for name in short[:3])
+        warnings.warn(
+            f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the "
+            f"new task {way}; use a wider backbone or a smaller alpha",
+            CapacityWarning,
+            stacklevel=4,
+        )
+    return chooses
+
+
+def _short_of_room(free: Mapping[str, float], weights: Mapping[str, Tensor], share: float) -> list[str]:
+    """Return the layers with less than this share free, fullest first, or none where they hold few of all weights."""
+    short = sorted((name for name in free if free[name] < share), key=lambda name: free[name])
+    total = sum(weights[name].numel() for name in free)
+    return short if sum(weights[name].numel() for name in short) >= SHORT_SHARE * total else []

@@ -20,7 +20,7 @@ from cps.capture import Captured
 from cps.devices import in_double
 from cps.evidence import Evidence, Outputs, in_pairs
 from cps.groups import mean_by_group
-from cps.plain import setting
+from cps.plain import Numbers, setting
 from cps.selection import Statistics
 from cps.subnetwork import Subnetwork
 
@@ -34,7 +34,7 @@ _GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # b
 
 @setting
 @dataclass(frozen=True)
-class Cascade:
+class Cascade(Numbers):
     """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
 
     `size` is how many numbers are looked at of the first subnetwork's features: their principal components; of later
@@ -53,6 +53,7 @@ class Cascade:
     closer: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size < 1 or self.shrinkage <= 0 or self.temperature <= 0:
             raise ValueError(f"size, shrinkage and temperature must be positive, got {self}")
         if not (0 <= self.alike <= 1 and 0 < self.closer <= 1):

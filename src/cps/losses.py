@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 
 class Loss(Protocol):
@@ -30,7 +30,7 @@ class CrossEntropy:
 
 @setting
 @dataclass(frozen=True)
-class Contrastive:
+class Contrastive(Numbers):
     """Cross-entropy, and a term that draws features of the same output together and all others apart.
 
     The term is the supervised contrastive loss on features of unit length, with a `weight`; a small `temperature`
@@ -41,6 +41,7 @@ class Contrastive:
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.weight < 0 or self.temperature <= 0:
             raise ValueError(f"the weight must not be negative and the temperature positive, got {self}")
 

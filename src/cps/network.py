@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cps.capacity import check_capacity
+from cps.capacity import is_crowded
 from cps.data import ClassName
 from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
@@ -119,13 +119,12 @@ class SharedNetwork:
     ) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head.
 
-        Where less than a share of `crowded` is free, it is to learn which sealed connections it uses.
+        Where layers have less than a share of `crowded` free, it is to learn which sealed connections it uses.
         """
-        is_choosing = bool(self.subnetworks) and self.free_share() < crowded
-        if self.subnetworks and any(parameter.requires_grad for parameter in self.backbone.parameters()):
-            live = named_tensors(self.backbone)
-            learns = any(live[name].requires_grad for name in self.parts.private)
-            check_capacity(self.free(), self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
+        moving = {name for name, value in self.backbone.named_parameters() if value.requires_grad}
+        free = {name: share for name, share in self.free().items() if name in moving}
+        learns, tasks = not moving.isdisjoint(self.parts.private), len(self.subnetworks)
+        is_choosing = bool(tasks and moving) and is_crowded(free, self.weights, tasks, crowded, learns=learns)
         views = views or Upright()
         return Draft(
             self.backbone,

@@ -5,7 +5,9 @@ others, and nothing that a file names is imported.
 """
 
 import dataclasses
+import math
 import re
+from numbers import Real
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound=type)
@@ -32,6 +34,27 @@ def setting(kind: Kind) -> Kind:
         raise ValueError(f"there is a setting named {kind.__name__} already; give yours another name")
     _TYPES[kind.__name__] = kind
     return kind
+
+
+class Numbers:
+    """Settings that are numbers: what says `int` is whole, what says `float` is finite, what says `bool` is one."""
+
+    def __post_init__(self) -> None:
+        this: Any = self
+        for field in dataclasses.fields(this):
+            value, what = getattr(self, field.name), f"{field.name} of {type(self).__name__}"
+            if field.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{what} is True or False, got {value!r}")
+            if field.type in (int, float):
+                object.__setattr__(self, field.name, _number(value, what, is_whole=field.type is int))
+
+
+def _number(value: Any, what: str, *, is_whole: bool) -> int | float:
+    """Return a number as one of Python's own, which files can hold."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or (is_whole and not float(value).is_integer()):
+        raise ValueError(f"{what} is a {'whole ' if is_whole else ''}number, got {value!r}")
+    return value if isinstance(value, int) else int(float(value)) if is_whole else float(value)
 
 
 def encode(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cps.activity import Activity, activity_of, layer_of
 from cps.devices import in_double
 from cps.masks import Masks, per_output, strongest
-from cps.plain import setting
+from cps.plain import Numbers, setting
 from cps.unread import unread_channels
 
 
@@ -32,12 +32,13 @@ class Pruner(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class Magnitude:
+class Magnitude(Numbers):
     """Keep the connections with the largest absolute weight: the share `keep` of those still on, per layer."""
 
     keep: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.keep <= 1:
             raise ValueError(f"keep is a share above 0 and up to 1, got {self.keep}")
 
@@ -50,7 +51,7 @@ class Magnitude:
 
 @setting
 @dataclass(frozen=True)
-class NNrelief:
+class NNrelief(Numbers):
     """The paper's pruner: per receiving neuron, keep the fewest inputs that carry `alpha` of its signal.
 
     Layers are scored on activations from before the pass. Three rules follow from the same thought:
@@ -61,6 +62,7 @@ class NNrelief:
     alpha: float = 0.9
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.alpha <= 1:
             raise ValueError(f"alpha is a share above 0 and up to 1, got {self.alpha}")
 

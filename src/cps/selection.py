@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cps.evidence import Evidence, Outputs
 from cps.groups import mean_by_group, number_of_groups
-from cps.plain import setting
+from cps.plain import Numbers, setting
 from cps.subnetwork import Subnetwork
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class MaxOutput:
 
 @setting
 @dataclass(frozen=True)
-class ImportanceSignature:
+class ImportanceSignature(Numbers):
     """The task whose head is excited most as it was in training (eqs. 7 and 8).
 
     A signature is the signed mean of weight times feature over the head's connections. As the head is
@@ -121,6 +121,7 @@ class ImportanceSignature:
     norm: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.norm not in (1, 2):
             raise ValueError(f"norm is 1 or 2, got {self.norm}")
 

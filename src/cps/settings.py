@@ -10,34 +10,31 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import signature
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import nn
 
 from cps.losses import CrossEntropy, Loss
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[float, int], float]
 
 
-class _Checked:
-    """Settings of an optimizer, which are numbers and not negative."""
+class _Rates(Numbers):
+    """Settings of an optimizer, none of them negative."""
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "weight_decay"):
-            value = getattr(self, name, 0.0)
-            if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < math.inf:
+        super().__post_init__()
+        for name, value in vars(self).items():
+            if value < 0:
                 raise ValueError(f"{name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
-            if not isinstance(value, int | float):
-                object.__setattr__(self, name, float(value))  # one of numpy's, which no file could hold
 
 
 @setting
 @dataclass(frozen=True)
-class SGD(_Checked):
+class SGD(_Rates):
     """Stochastic gradient descent with momentum; `weight_decay` is an L2 term of the gradient."""
 
     lr: float = 0.1
@@ -51,7 +48,7 @@ class SGD(_Checked):
 
 @setting
 @dataclass(frozen=True)
-class Adam(_Checked):
+class Adam(_Rates):
     """Adam; `weight_decay` is an L2 term of the gradient, as in the paper's code."""
 
     lr: float = 1e-2
@@ -64,7 +61,7 @@ class Adam(_Checked):
 
 @setting
 @dataclass(frozen=True)
-class AdamW(_Checked):
+class AdamW(_Rates):
     """Adam with decoupled weight decay."""
 
     lr: float = 1e-3
@@ -87,7 +84,7 @@ class Constant:
 
 @setting
 @dataclass(frozen=True)
-class Steps:
+class Steps(Numbers):
     """The learning rate is multiplied by `factor` at each of the epochs `at`."""
 
     at: tuple[int, ...]
@@ -100,7 +97,7 @@ class Steps:
 
 @setting
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(Numbers):
     """The learning rate falls to zero along half a cosine, after a linear rise over `warmup` epochs."""
 
     warmup: float = 0.0
@@ -115,7 +112,7 @@ class Cosine:
 
 @setting
 @dataclass(frozen=True)
-class Training:
+class Training(Numbers):
     """How one phase trains: `epochs` passes in batches, with an optimizer, a schedule and a loss."""
 
     epochs: int
@@ -125,8 +122,7 @@ class Training:
     loss: Loss = field(default_factory=CrossEntropy)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.epochs, int) or not isinstance(self.batch_size, int):
-            raise TypeError(f"epochs and batch_size are ints, got {self.epochs!r} and {self.batch_size!r}")
+        super().__post_init__()
         if self.epochs < 0:
             raise ValueError(f"epochs must not be negative, got {self.epochs}")
         if self.batch_size < 1:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 
 class Look(NamedTuple):
@@ -54,7 +54,7 @@ class Views(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class Upright:
+class Upright(Numbers):
     """Images are shown as they are."""
 
     mirrors: bool = False
@@ -76,7 +76,7 @@ class Upright:
 
 @setting
 @dataclass(frozen=True)
-class Rotations:
+class Rotations(Numbers):
     """Each class is learned in four turns: an image is shown in one of them, drawn at random, or in all at once."""
 
     at_once: bool = False
