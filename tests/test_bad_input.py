@@ -504,6 +504,38 @@ def test_pictures_and_arrays_are_taken_as_they_come_and_channels_come_first(make
         learner.predict(pixels[0])
 
 
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (None, TypeError, "got NoneType"),
+        (np.array([None, 1]), TypeError, "got an array of object"),
+        (np.zeros((2, 2, 6, 6), complex), TypeError, "got an array of complex128"),
+        (torch.zeros(2, 2, 6, 6, dtype=torch.complex64), TypeError, "got complex ones"),
+        ([np.zeros((2, 6, 6)), np.zeros((2, 5, 6))], ValueError, r"of one shape, got \(2, 6, 6\) and \(2, 5, 6\)"),
+    ],
+)
+def test_what_are_no_images_is_called_by_its_name(learned, images, error, message):
+    with pytest.raises(error, match=message):
+        learned.predict(images)
+
+
+def test_arrays_of_another_byte_order_are_images(learned):
+    images = IMAGES.numpy()
+    assert learned.predict(images.astype(">f4")).classes == learned.predict(images).classes
+
+
+def test_grey_images_without_channels_are_told_what_they_lack(make_learner):
+    learner = make_learner(conv_net(1))
+    learner.learn(cps.Task([0, 1], train=(torch.rand(24, 1, 6, 6), [0, 1] * 12)))
+    with pytest.raises(ValueError, match=r"got \(6, 6\); grey images are images\[:, None\]"):
+        learner.predict(torch.rand(4, 6, 6))
+
+
+@pytest.mark.parametrize("reject", [np.float32(0.05), 0, 0.05])
+def test_a_share_may_be_one_of_numpys(learned, reject):
+    assert len(learned.predict(torch.rand(1, 2, 6, 6), reject=reject).classes) == 1
+
+
 @pytest.mark.parametrize("reject", [1, -0.1, "0.05", None])
 def test_what_is_no_share_is_not_taken_for_one(learned, reject):
     with pytest.raises(ValueError, match="at least 0 and below 1, got"):

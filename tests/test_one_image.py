@@ -12,7 +12,8 @@ from torch.distributions import MultivariateNormal
 
 import cps
 from conftest import let_all_pay, make_task
-from cps.cascade import _evened, _unpacked
+from cps.cascade import _unpacked
+from cps.components import components_of, evened
 from cps.devices import full_precision
 from cps.evidence import Evidence, Outputs
 from cps.familiarity import how_familiar
@@ -75,7 +76,7 @@ def test_a_cascade_whose_spreads_are_all_alike_is_a_chain_of_linear_discriminant
     selector = cps.Cascade(size=4, alike=1.0, closer=1.0, own=0.0, temperature=2.0)
     statistics = observed(selector, subnetworks, evidence)
     seen, _ = evidence(1, TASKS, 30)
-    numbers = torch.cat([_evened(o.features) @ kept["components"] for o, kept in zip(seen, statistics, strict=True)], 1)
+    numbers = torch.cat([evened(o.features) @ kept["components"] for o, kept in zip(seen, statistics, strict=True)], 1)
     means = [kept["means"] for kept in statistics]
     spreads = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
     rejected, expected = torch.zeros(30), []
@@ -105,7 +106,7 @@ def test_a_cascade_whose_spreads_differ_compares_normal_distributions():
     statistics = observed(selector, subnetworks[:2], evidence)
     seen, _ = evidence(0, 2, 30)
     outputs = next(iter(seen))
-    numbers = _evened(outputs.features) @ statistics[0]["components"]
+    numbers = evened(outputs.features) @ statistics[0]["components"]
     n = numbers.shape[1]
     spreads = [_unpacked(kept["covariance"], kept["means"].shape[1])[:n, :n] for kept in statistics]
     common = (spreads[0] + spreads[1]) / 2
@@ -458,3 +459,15 @@ def test_a_group_that_agrees_is_surer_than_one_image_but_not_as_if_each_were_new
     found = select(Told(), evidence, [{}, {}], groups)
     torch.testing.assert_close(found.share, groups.bincount().sqrt()[groups].sigmoid())
     assert found.tasks.tolist() == [0] * 9
+
+
+@pytest.mark.parametrize(("images", "features"), [(30, 1100), (400, 1500)])
+def test_of_many_features_the_main_components_are_found_without_a_matrix_of_all(images, features):
+    draws = torch.Generator().manual_seed(0)
+    mixed = torch.randn(images, 20, generator=draws) @ torch.randn(20, features, generator=draws)
+    seen = evened(mixed + torch.randn(images, features, generator=draws))
+    found = components_of(seen, 8)
+    _, exact = torch.linalg.eigh((seen - seen.mean(0)).T.double().cov())
+    torch.testing.assert_close(found.T @ found, torch.eye(8), atol=1e-5, rtol=0)
+    assert seen.matmul(found).var(0).sum() > 0.999 * seen.double().matmul(exact[:, -8:]).var(0).sum()
+    assert torch.equal(found, components_of(seen, 8))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cps.capture import Captured
-from cps.devices import in_double
+from cps.components import components_of, evened
 from cps.evidence import Evidence, Outputs, in_pairs
 from cps.groups import mean_by_group
 from cps.plain import Numbers, setting
@@ -69,7 +69,7 @@ class Cascade(Numbers):
     ) -> Statistics:
         """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
         every = list(evidence)  # together, so that images are read once
-        components = _components(_evened(every[-1].features), self._size(len(earlier)))
+        components = components_of(evened(every[-1].features), self._size(len(earlier)))
         seen = _seen(every, [*(kept["components"] for kept in earlier), components])  # (images, numbers)
         images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
         means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
@@ -197,7 +197,7 @@ class Cascade(Numbers):
 def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
     """Return the components of the features of each subnetwork, side by side."""
     parts = zip(evidence, components, strict=True)
-    return torch.cat([_evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
+    return torch.cat([evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
 
 
 def _linear(centres: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,18 +219,6 @@ def _odds(seen: Tensor, stage: Statistics, classes: int) -> Tensor:
 def _log_sigmoid(odds: Tensor) -> Tensor:
     """Return what torch's own gives, in operations that stay finite in an exported graph too."""
     return odds.clamp(max=0) - (1 + (-odds.abs()).exp()).log()
-
-
-def _evened(features: Tensor) -> Tensor:
-    """Return the square roots of features at unit length, whose clusters are rounder."""
-    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
-
-
-def _components(features: Tensor, size: int) -> Tensor:
-    """Return the directions in which features vary most, shape (features, size at most)."""
-    apart = features - features.mean(dim=0)
-    _, directions = torch.linalg.eigh(in_double(apart.T @ apart))
-    return directions.flip(1)[:, :size].to(features).contiguous()
 
 
 def _packed(matrix: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ def check_familiarity(network: SharedNetwork, path: object) -> None:
 
 def check_reject(reject: float) -> None:
     """Refuse what is no share."""
-    if not isinstance(reject, int | float) or not 0 <= reject < 1:
+    if not isinstance(reject, Real) or not 0 <= reject < 1:
         what = "reject is the share of known images that may be taken for unknown"
         raise ValueError(f"{what}, at least 0 and below 1, got {reject!r}")
 

@@ -27,10 +27,12 @@ def as_images(images: Any) -> Tensor:
     if isinstance(images, (list, tuple)):
         if not images:
             raise ValueError("there are no images")
-        images = torch.stack([_as_image(image) for image in images])
+        images = _stacked([_as_image(image) for image in images])
     if not isinstance(images, Tensor):
-        images = torch.as_tensor(np.require(images, requirements=["C", "W"]))
+        images = _as_tensor(images)
     tensor = images.detach()
+    if tensor.is_complex():
+        raise TypeError("images are real numbers, got complex ones")
     if tensor.ndim < 2:
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}; one is image[None]")
     if len(tensor) == 0:
@@ -44,6 +46,23 @@ def as_images(images: Any) -> Tensor:
         )
     refuse_bad_pixels(tensor)
     return tensor
+
+
+def _stacked(images: Sequence[Tensor]) -> Tensor:
+    """Return images of one form as one tensor."""
+    other = next((image for image in images if image.shape != images[0].shape), None)
+    if other is not None:
+        raise ValueError(f"images are of one shape, got {tuple(images[0].shape)} and {tuple(other.shape)}")
+    return torch.stack(list(images))
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """Return an array, or what numpy takes for one, as a tensor."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        kind = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise TypeError(f"images are tensors, arrays of numbers, pictures or a data set, got {kind}")
+    return torch.as_tensor(np.require(array.astype(array.dtype.newbyteorder("="), copy=False), requirements=["C", "W"]))
 
 
 def refuse_bad_pixels(images: Tensor) -> None:
@@ -64,7 +83,7 @@ def _as_image(item: Any) -> Tensor:
     array = np.asarray(item)
     if _is_picture(item):
         array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return torch.as_tensor(array.copy())
+    return _as_tensor(array.copy())
 
 
 def _is_picture(item: Any) -> bool:

@@ -123,13 +123,19 @@ def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
     if expected is None or shape == expected:
         return
     if len(shape) != len(expected) or shape[0] != expected[0]:
-        hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
-        hint += "; channels come first" if len(expected) == 3 and shape[-1] == expected[0] else ""
-        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{hint}")
+        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{_hint(shape, expected)}")
     network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
     if network.subnetworks and shape not in network.other_shapes:
         _look_at_a_blank(shape, network)
         network.other_shapes.add(shape)
+
+
+def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """Return what images of another shape may want."""
+    if shape == expected[1:] and expected[0] == 1:
+        return "; grey images are images[:, None]"
+    hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
+    return hint + ("; channels come first" if len(expected) == 3 and shape[-1] == expected[0] else "")
 
 
 def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
