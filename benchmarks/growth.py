@@ -26,6 +26,8 @@ from cps.draft import Classifier
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+Selectors = list[cps.Selector]
+
 TASKS = 50
 LOOK_AT = (2, 5, 10, 20, 35, 50)  # numbers of tasks at which prediction is timed
 SETTLED = 5  # tasks after which nothing is new: kernels are chosen, memory is there
@@ -33,35 +35,39 @@ SETTLED = 5  # tasks after which nothing is new: kernels are chosen, memory is t
 
 def growth(fabric: "Fabric") -> dict[str, Any]:
     """Return, for each axis, what is on it and what was measured there."""
-    return {"tasks": _by_tasks(fabric), "step": _by_size(fabric)}
+    return {
+        "tasks": _by_tasks(fabric, [cps.MaxOutput()]),
+        "cascade": _by_tasks(fabric, [cps.Cascade()]),
+        "step": _by_size(fabric),
+    }
 
 
 def rows(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the growth as lines of the table."""
     tasks, step = measured["tasks"], measured["step"]
-    late, early, ratio = tasks["late"]
-    found = [
-        entry(f"learning a task after {TASKS} others, against after a few", f"{late:.3f} s", f"{early:.3f} s", ratio),
-        _flat("file size, tasks 41-50 against 6-15, bytes a task", tasks["file_bytes"]),
-        entry(
-            "memory at its peak, 50 tasks against 10",
-            f"{tasks['peak_mib'][-1]:.0f} MiB",
-            f"{tasks['peak_mib'][9]:.0f} MiB",
-            tasks["peak_mib"][-1] / tasks["peak_mib"][9],
-        ),
-    ]
-    ten, fifty = (tasks["predict"][str(number)] for number in (10, 50))
-    found.append(
-        entry(
-            "prediction, 50 tasks against 10 (linear: 5)", f"{1e3 * fifty:.1f} ms", f"{1e3 * ten:.1f} ms", fifty / ten
-        )
-    )
+    found = _rows_of(tasks, "")
+    ten, fifty = tasks["peak_mib"][9], tasks["peak_mib"][-1]
+    found.append(entry("memory at its peak, 50 tasks against 10", f"{fifty:.0f} MiB", f"{ten:.0f} MiB", fifty / ten))
+    found += _rows_of(measured["cascade"], ", with the cascade")
     for axis, points in step.items():
         ratios = [point["ratio"] for point in points]
         sizes = f"{points[0]['at']} to {points[-1]['at']}"
         texts = f"{1e3 * points[-1]['ours']:.1f} ms", f"{1e3 * points[-1]['dense']:.1f} ms"
         found.append(entry(f"masked step against dense, {axis} {sizes}: the largest ratio", *texts, max(ratios)))
     return found
+
+
+def _rows_of(tasks: dict[str, Any], how: str) -> list[dict[str, Any]]:
+    """Return how learning, the file and prediction grow with tasks."""
+    late, early, ratio = tasks["late"]
+    ten, fifty = (tasks["predict"][str(number)] for number in (10, 50))
+    learning = f"learning a task after {TASKS} others, against after a few{how}"
+    predicting = f"prediction, 50 tasks against 10 (linear: 5){how}"
+    return [
+        entry(learning, f"{late:.3f} s", f"{early:.3f} s", ratio),
+        _added(f"file size, tasks 41-50 against 6-15, bytes a task{how}", tasks["file_bytes"]),
+        entry(predicting, f"{1e3 * fifty:.1f} ms", f"{1e3 * ten:.1f} ms", fifty / ten),
+    ]
 
 
 def picture(measured: dict[str, Any]) -> Figure:
@@ -96,11 +102,11 @@ def picture(measured: dict[str, Any]) -> Figure:
     return figure
 
 
-def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
+def _by_tasks(fabric: "Fabric", selectors: Selectors) -> dict[str, Any]:
     """Learn fifty tasks of two classes; note time, file size, memory, and the time of a prediction."""
     torch.manual_seed(0)
     warnings.simplefilter("ignore", cps.CapacityWarning)
-    learner, images = _learner(fabric), torch.rand(256, 3, 16, 16)
+    learner, images = _learner(fabric, selectors), torch.rand(256, 3, 16, 16)
     seconds, sizes, peaks, predict = [], [], [], {}
     with tempfile.TemporaryDirectory() as folder:
         for index in range(TASKS):
@@ -113,22 +119,22 @@ def _by_tasks(fabric: "Fabric") -> dict[str, Any]:
             if index + 1 in LOOK_AT:
                 times = [seconds_of(partial(learner.predict, images), fabric.device) for _ in range(12)]
                 predict[str(index + 1)] = statistics.median(times[5:])
-    late = _late_against_early(learner, fabric)
+    late = _late_against_early(learner, fabric, selectors)
     return {"seconds": seconds, "file_bytes": sizes, "peak_mib": peaks, "predict": predict, "late": late}
 
 
-def _late_against_early(grown: cps.Learner, fabric: "Fabric") -> tuple[float, float, float]:
+def _late_against_early(grown: cps.Learner, fabric: "Fabric", selectors: Selectors) -> tuple[float, float, float]:
     """Compare learning one more task with learning one in a new learner, in turns: machines change their speed."""
     late, early = map(_task, count(TASKS)), map(_task, count())
-    new = _learner(fabric)
+    new = _learner(fabric, selectors)
     return compare(lambda: grown.learn(next(late)), lambda: new.learn(next(early)), fabric.device, pairs=10)
 
 
-def _learner(fabric: "Fabric") -> cps.Learner:
+def _learner(fabric: "Fabric", selectors: Selectors) -> cps.Learner:
     training = cps.Training(3, cps.Adam(1e-3), batch_size=64)
     return cps.Learner(
         cps.SmallConvNet(3, (64, 128, 128)), rounds=1, train=training, retrain=training, fabric=fabric,
-        pruner=cps.NNrelief(0.6), selectors=[cps.MaxOutput()],
+        pruner=cps.NNrelief(0.6), selectors=selectors,
     )  # fmt: skip
 
 
@@ -170,7 +176,7 @@ def _steps(values: list[float]) -> list[float]:
     return [after - before for before, after in pairwise(values)]
 
 
-def _flat(what: str, values: list[float]) -> dict[str, Any]:
+def _added(what: str, values: list[float]) -> dict[str, Any]:
     added = _steps(values)
     late, early = math.fsum(added[40:]) / len(added[40:]), math.fsum(added[SETTLED:15]) / len(added[SETTLED:15])
     return entry(what, f"{late / 1024:.1f} KiB", f"{early / 1024:.1f} KiB", late / early)

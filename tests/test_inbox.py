@@ -50,6 +50,29 @@ def test_files_folders_and_patterns_are_found_once_and_in_order(box, monkeypatch
         inbox.find_images(["empty"])
 
 
+def test_files_come_as_one_counts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = [
+        "cam9/1.png",
+        "cam10/1.png",
+        "f01.png",
+        "f1.png",
+        "f2.png",
+        "f10.png",
+        "f10b3.png",
+        "f10b12.png",
+        "g.png",
+    ]
+    for name in expected:
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"x")
+    for place in (".", "**/*.png"):
+        assert [path.as_posix() for path in inbox.find_images([place])] == expected
+    groups = inbox.by_folder(inbox.find_images(["cam10", "cam9"]))
+    assert [group[0].parent.name for group in groups] == ["cam9", "cam10"]
+
+
 def test_images_one_by_one_get_the_answers_of_the_learner(learner, box):
     files = inbox.find_images([box])
     found = list(inbox.answers(learner, inbox.by_number(files, 1)))

@@ -1,6 +1,7 @@
 """Arrivals: what lies in a folder, and which files of it are new or have changed since another look."""
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,16 @@ def inside(folder: Path) -> list[Path]:
     for root, folders, files in os.walk(folder):  # which passes over folders that are gone meanwhile
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(root, name) for name in (*folders, *files) if not name.startswith(".")]
-    return sorted(found)
+    return sorted(found, key=in_counting_order)
+
+
+def in_counting_order(path: Path) -> tuple[object, ...]:
+    """Return a key that puts frame-2 before frame-10."""
+
+    def key(name: str) -> tuple[object, str]:
+        return tuple(int(piece) if piece.isdecimal() else piece for piece in re.split(r"(\d+)", name)), name
+
+    return tuple(map(key, path.parts))
 
 
 def states_in(folder: Path) -> dict[Path, State | None]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cps.arrivals import State, inside, state_of, states_in
+from cps.arrivals import State, in_counting_order, inside, state_of, states_in
 from cps.decoding import ImageError, decode_image
 from cps.folders import KNOWN, SUFFIXES
 from cps.images import side_of
@@ -59,7 +59,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
     missing = []
     for place in places:
         path = Path(place)
-        paths = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+        paths = [path] if path.exists() else _fitting(str(place))
         missing += [] if paths else [path]
         for one in paths or [path]:
             for image in _images_in(one) if one.is_dir() else [one]:
@@ -88,7 +88,7 @@ def by_number(paths: Sequence[Path], number: int) -> Iterator[list[Path]]:
 
 def by_folder(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Yield groups of files that lie in one folder."""
-    for _, group in groupby(sorted(paths, key=lambda path: (path.parent, path)), lambda path: path.parent):
+    for _, group in groupby(sorted(paths, key=_in_folders), lambda path: path.parent):
         yield list(group)
 
 
@@ -183,6 +183,14 @@ def _watch(
                 yield answer
         before = now
         time.sleep(interval)
+
+
+def _fitting(pattern: str) -> list[Path]:
+    return sorted(map(Path, glob.glob(pattern, recursive=True)), key=in_counting_order)
+
+
+def _in_folders(path: Path) -> tuple[object, ...]:
+    return in_counting_order(path.parent), in_counting_order(path)
 
 
 def _images_in(folder: Path) -> list[Path]:
