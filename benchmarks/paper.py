@@ -20,7 +20,7 @@ from benchmarks.records import RESULTS
 ORDERS = ("1993", "1605", "2022")
 RUNS = [f"{recipe}:{order}" for recipe in ("cifar100-10", "cifar100-20", "cifar100-5") for order in ORDERS]
 RUNS += [f"{recipe}:{order}" for recipe in ("cifar100-b50", "cifar100-b50-frozen") for order in ORDERS]
-RUNS += ["cub200:sorted"]
+RUNS += ["cifar100-50:1993", "cub200:sorted"]
 RUNS += [f"cifar100-{cut}-single:{order}" for order in ORDERS for cut in ("10", "20", "5", "b50")]
 BOUNDED = {"cifar100-10:1993"}  # finetuning and joint training run beside these
 
