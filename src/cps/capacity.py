@@ -58,31 +58,35 @@ def _limited(mask: Tensor, taken: Tensor, weight: Tensor, share: float) -> Tenso
     return (mask & taken) | strongest(weight, new, most)
 
 
-def is_crowded(
-    free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, crowded: float, *, learns: bool
-) -> bool:
-    """Return whether a task is to learn which sealed weights it uses; raise when it could learn nothing at all.
+def is_crowded(free: Mapping[str, float], weights: Mapping[str, Tensor], share: float) -> bool:
+    """Say whether layers that matter have less than this share free, so that a task is to choose sealed weights."""
+    return bool(_short_of_room(free, weights, share))
+
+
+def check_capacity(
+    free: Mapping[str, float], weights: Mapping[str, Tensor], tasks: int, *, learns: bool, chooses: bool
+) -> None:
+    """Warn when layers have hardly any free weights; raise when a task could learn nothing at all.
 
     `free` is the share of each weight that none of the `tasks` subnetworks has taken; `learns` says whether the
-    backbone has anything else to learn. Layers with hardly any free weights are warned of.
+    backbone has anything else to learn, `chooses` whether the task learns which sealed weights to use.
     """
-    chooses = bool(_short_of_room(free, weights, crowded))
     if max(free.values(), default=0) == 0 and not learns and not chooses:
         raise CapacityError(
             f"the new task found no free weights (100% taken by {tasks} subnetworks) and the backbone has "
             "nothing else to learn; use a wider backbone or a smaller alpha"
         )
     short = _short_of_room(free, weights, FREE_SHARE)
-    if short:
-        way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
-        figures = ", ".join(f"'{name.removesuffix('.weight')}' {free[name]:.1%}" for name in short[:3])
-        warnings.warn(
-            f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the "
-            f"new task {way}; use a wider backbone or a smaller alpha",
-            CapacityWarning,
-            stacklevel=4,
-        )
-    return chooses
+    if not short:
+        return
+    way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
+    figures = ", ".join(f"'{name.removesuffix('.weight')}' {free[name]:.1%}" for name in short[:3])
+    warnings.warn(
+        f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the new "
+        f"task {way}; use a wider backbone or a smaller alpha",
+        CapacityWarning,
+        stacklevel=4,
+    )
 
 
 def _short_of_room(free: Mapping[str, float], weights: Mapping[str, Tensor], share: float) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cps.capacity import is_crowded
+from cps.capacity import check_capacity, is_crowded
 from cps.data import ClassName
 from cps.devices import full_precision, made_current, same_bits, without_autocast
 from cps.draft import Draft, fresh_head
@@ -123,8 +123,10 @@ class SharedNetwork:
         """
         moving = {name for name, value in self.backbone.named_parameters() if value.requires_grad}
         free = {name: share for name, share in self.free().items() if name in moving}
-        learns, tasks = not moving.isdisjoint(self.parts.private), len(self.subnetworks)
-        is_choosing = bool(tasks and moving) and is_crowded(free, self.weights, tasks, crowded, learns=learns)
+        is_choosing = bool(self.subnetworks) and is_crowded(free, self.weights, crowded)
+        if self.subnetworks and moving:
+            learns = not moving.isdisjoint(self.parts.private)
+            check_capacity(free, self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
         views = views or Upright()
         return Draft(
             self.backbone,
