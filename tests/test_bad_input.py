@@ -251,13 +251,36 @@ def test_settings_are_the_numbers_they_say(kind, name, of):
     def make(value):
         return getattr(kind(**{**SMALLEST.get(kind.__name__, {}), name: value}), name)
 
-    wrong = ["1", None, [1], math.nan, math.inf, 1 if of is bool else True, *([2.5] if of is int else [])]
+    wrong = ["1", None, [1], math.nan, math.inf, 10**400, 2 if of is bool else True, *([2.5] if of is int else [])]
     for value in wrong:
         with pytest.raises(ValueError, match=f"{name} of {kind.__name__} is"):
             make(value)
-    if of is not bool:  # numpy's become Python's, which a file can hold
-        assert type(make(of(1))) is of
-        assert type(make(np.float32(1.0))) is of
+    for value in (1, np.bool_(True)) if of is bool else (of(1), np.float32(1.0)):  # numpy's become Python's, for files
+        assert make(value) == 1
+        assert type(make(value)) is of
+
+
+@pytest.mark.parametrize("wrong", [5, "ab", (1, "x"), (1, math.nan), (True, 1), (1,), None])
+def test_numbers_in_a_row_are_numbers(wrong):
+    for make, name in (
+        (lambda row: cps.ResizedCrop(area=row), "area of ResizedCrop"),
+        (lambda row: cps.Normalize(row, (1.0, 1.0)), "mean of Normalize|as many means"),
+        (lambda row: cps.Steps(row if row != (1,) else 1), "at of Steps"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            make(wrong)
+    assert cps.Normalize(np.array([0.5, 0.25]), [1, 2]) == cps.Normalize((0.5, 0.25), (1, 2))
+
+
+def test_an_optimizer_of_ones_own_may_have_settings_that_are_no_numbers():
+    @dataclass(frozen=True)
+    class Nesterov(cps.SGD):
+        tag: str = "mine"
+        betas: tuple[float, float] = (0.9, 0.999)
+
+    assert Nesterov(0.1).tag == "mine"
+    with pytest.raises(ValueError, match="lr of Nesterov is a number, 0 or more"):
+        Nesterov(-0.1)
 
 
 def test_a_selector_that_knows_nothing_of_the_tasks_is_refused(learned):
@@ -508,6 +531,8 @@ def test_pictures_and_arrays_are_taken_as_they_come_and_channels_come_first(make
     ("images", "error", "message"),
     [
         (None, TypeError, "got NoneType"),
+        ([None], TypeError, "got NoneType"),
+        ([b"x"], TypeError, "got bytes"),
         (np.array([None, 1]), TypeError, "got an array of object"),
         (np.zeros((2, 2, 6, 6), complex), TypeError, "got an array of complex128"),
         (torch.zeros(2, 2, 6, 6, dtype=torch.complex64), TypeError, "got complex ones"),

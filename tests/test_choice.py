@@ -138,6 +138,29 @@ def test_an_interrupted_choice_goes_on_as_if_it_had_never_stopped(make_full, tmp
     assert 0 < whole.network.density(1) < 1
 
 
+@pytest.mark.filterwarnings("ignore::cps.CapacityWarning")
+@pytest.mark.parametrize("began_choosing", [True, False])
+def test_a_checkpoint_goes_on_as_it_began_though_another_version_would_begin_otherwise(
+    make_full, tmp_path, monkeypatch, began_choosing
+):
+    monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
+
+    def stop(at):
+        if (at.phase, at.epoch) == (0, 2):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("cps.network.is_crowded", lambda *_: began_choosing)
+    whole, stopped = make_full(), make_full()
+    whole.learn(make_task(10))
+    stopped.watch = stop
+    with pytest.raises(KeyboardInterrupt):
+        stopped.learn(make_task(10), checkpoint=tmp_path / "c")
+    stopped.watch = None
+    monkeypatch.setattr("cps.network.is_crowded", lambda *_: not began_choosing)
+    stopped.learn(make_task(10), checkpoint=tmp_path / "c")
+    assert stopped.fingerprint(1) == whole.fingerprint(1)
+
+
 def test_a_score_moves_down_the_gradient_of_its_connection():
     """Checked against a switch between 0 and 1 that is a factor of each kernel, differentiated by autograd."""
     torch.manual_seed(0)

@@ -228,6 +228,16 @@ def test_what_was_seen_is_not_new_and_all_else_is(learner, box, tmp_path):
     assert {next(coming).path.name, next(coming).path.name} == {"new.png", "newer.png"}
 
 
+def test_what_arrives_at_the_same_time_comes_as_one_counts(learner, box, tmp_path):
+    folder, names = tmp_path / "arriving", ["frame-1.png", "frame-2.png", "frame-10.png"]
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_bytes((box / "bolt" / "0.png").read_bytes())
+        os.utime(folder / name, (1, 1))
+    coming = inbox.watch(lambda: learner, folder, seen={}, interval=0.01)
+    assert [next(coming).path.name for _ in names] == names
+
+
 def test_a_watched_folder_that_goes_away_is_told(learner, tmp_path, caplog):
     folder = tmp_path / "arriving"
     folder.mkdir()

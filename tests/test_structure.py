@@ -48,6 +48,12 @@ def test_every_module_has_a_layer():
     assert set().union(*LAYERS) == {path.stem for path in SOURCE.glob("*.py")} - {"__init__"}
 
 
+def test_only_commands_know_the_terminal_which_changes_the_streams_of_a_program():
+    users = {path.stem for path in SOURCE.glob("*.py") if "terminal" in imports_of(path.read_text())}
+    assert "cli" in users
+    assert {name for name in users if not name.startswith("cli")} == set()
+
+
 def test_imports_point_down():
     assert pointing_up({path.stem: path.read_text() for path in SOURCE.glob("*.py") if path.stem != "__init__"}) == []
 

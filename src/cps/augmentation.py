@@ -73,13 +73,14 @@ class Flip:
 
 @setting
 @dataclass(frozen=True)
-class ResizedCrop:
+class ResizedCrop(Numbers):
     """Cut out a part of each image, of random area, shape and place, and scale it back to the image's size."""
 
     area: tuple[float, float] = (0.08, 1.0)
     shape: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.area[0] <= self.area[1] <= 1 or not 0 < self.shape[0] <= self.shape[1]:
             raise ValueError(f"area is a range within 0 to 1 and shape one above 0, got {self.area} and {self.shape}")
 

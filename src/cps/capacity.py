@@ -79,13 +79,13 @@ def check_capacity(
     short = _short_of_room(free, weights, FREE_SHARE)
     if not short:
         return
-    way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights"
+    way = "learns which sealed weights to use" if chooses else "can only reuse sealed weights there"
     figures = ", ".join(f"'{name.removesuffix('.weight')}' {free[name]:.1%}" for name in short[:3])
     warnings.warn(
-        f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); there the new "
-        f"task {way}; use a wider backbone or a smaller alpha",
+        f"{len(short)} of {len(free)} layers have less than {FREE_SHARE:.0%} free weights ({figures}); the new task "
+        f"{way}; use a wider backbone or a smaller alpha",
         CapacityWarning,
-        stacklevel=4,
+        stacklevel=5,  # whoever calls `learn`
     )
 
 

@@ -9,18 +9,8 @@ from rich.table import Table
 
 from cps.loaders import Loader, loader_of
 from cps.notes import accuracy_in_words, accuracy_of, history_in_words
-from cps.terminal import (
-    console,
-    duration,
-    going_on,
-    json_text,
-    listed,
-    number_of,
-    progress_bar,
-    shown,
-    size_in_words,
-    warn,
-)
+from cps.terminal import console, going_on, json_text, progress_bar, shown, warn
+from cps.words import duration, listed, number_of, size_in_words
 
 if TYPE_CHECKING:
     from cps.growing import Growth, Learned

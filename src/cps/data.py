@@ -167,8 +167,6 @@ def as_examples(data: Data, to_local: ToLocal, *, workers: int = 0) -> Examples:
         data = _read_at_once(data) or data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data[0], plain_labels(data[1])
-        if len(images) == 0:
-            raise ValueError("the task has no images")
         images = as_images(images)
         if len(images) != len(labels):
             raise ValueError(f"expected one label per image, got {len(images)} images, {len(labels)} labels")

@@ -131,11 +131,13 @@ class Draft:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a draft where `state` left it."""
+        """Take up a draft where `state` left it, which also says whether it chooses among sealed weights."""
         set_tensors(self.model, state)
+        live = self.weights()
         for name, mask in self.masks.items():
             mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
-        for name, scores in self.scores.items():
-            scores.copy_(state[f"score/{name}"])
-        warm = {name: state[f"warm/{name}"].to(w) for name, w in self.weights().items() if f"warm/{name}" in state}
-        self.warm = warm or None
+
+        def held(kind: str) -> dict[str, Tensor]:
+            return {name: state[key].to(w.device) for name, w in live.items() if (key := f"{kind}/{name}") in state}
+
+        self.scores, self.warm = held("score"), held("warm") or None

@@ -80,10 +80,10 @@ def _as_image(item: Any) -> Tensor:
     if isinstance(item, Tensor):
         return item
     _refuse_path(item)
-    array = np.asarray(item)
     if _is_picture(item):
-        array = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
-    return _as_tensor(array.copy())
+        array = np.asarray(item)
+        item = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
+    return _as_tensor(item)
 
 
 def _is_picture(item: Any) -> bool:

@@ -172,7 +172,7 @@ def _watch(
         if is_there != (is_there := folder.is_dir()):
             log.warning("the folder '%s' is %s", folder, "back" if is_there else "gone; it may come back")
         still = {path: state for path, state in now.items() if state and before.get(path) == state and _is_image(path)}
-        in_order = sorted(still.items(), key=lambda item: (item[1].changed, item[0]))
+        in_order = sorted(still.items(), key=lambda item: item[1].changed)  # else as one counts
         ready = [[path] for path, state in in_order if handled.get(path) != state]
         for answer in ask(learner, ready):
             state = still[answer.path]

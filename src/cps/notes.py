@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cps.terminal import number_of
+from cps.words import number_of
 
 
 def accuracy_of(notes: Mapping[str, Any]) -> tuple[float, float] | None:

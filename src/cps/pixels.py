@@ -6,23 +6,21 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from cps.plain import setting
+from cps.plain import Numbers, setting
 
 
 @setting
 @dataclass(frozen=True)
-class Normalize:
+class Normalize(Numbers):
     """Subtract a mean and divide by a deviation, per channel, on pixels from 0 to 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        numbers = [*self.mean, *self.std]
-        if len(self.mean) != len(self.std) or not all(isinstance(n, int | float) for n in numbers) or 0 in self.std:
-            raise ValueError("Normalize takes as many means as deviations, numbers all, and no deviation of zero")
-        object.__setattr__(self, "mean", tuple(self.mean))
-        object.__setattr__(self, "std", tuple(self.std))
+        super().__post_init__()
+        if len(self.mean) != len(self.std) or 0 in self.std:
+            raise ValueError("Normalize takes as many means as deviations, and no deviation of zero")
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the normalised images."""

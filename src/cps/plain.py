@@ -7,10 +7,14 @@ others, and nothing that a file names is imported.
 import dataclasses
 import math
 import re
+from contextlib import suppress
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
+
+import numpy as np
 
 Kind = TypeVar("Kind", bound=type)
+NUMBERS = {bool: "True or False", int: "a whole number", float: "a number"}
 
 _TYPES: dict[str, type] = {}
 
@@ -37,24 +41,43 @@ def setting(kind: Kind) -> Kind:
 
 
 class Numbers:
-    """Settings that are numbers: what says `int` is whole, what says `float` is finite, what says `bool` is one."""
+    """Settings that are numbers: what says `int` is whole, what says `float` is finite, what says `bool` is one.
+
+    Of tuples every number is; lists and arrays become tuples, and numpy's numbers Python's own, which files can hold.
+    """
 
     def __post_init__(self) -> None:
         this: Any = self
         for field in dataclasses.fields(this):
             value, what = getattr(self, field.name), f"{field.name} of {type(self).__name__}"
-            if field.type is bool and not isinstance(value, bool):
-                raise ValueError(f"{what} is True or False, got {value!r}")
-            if field.type in (int, float):
-                object.__setattr__(self, field.name, _number(value, what, is_whole=field.type is int))
+            if get_origin(field.type) is tuple:
+                value = _several(value, what, get_args(field.type))
+            elif field.type in NUMBERS:
+                value = _number(value, what, field.type)
+            object.__setattr__(self, field.name, value)
 
 
-def _number(value: Any, what: str, *, is_whole: bool) -> int | float:
-    """Return a number as one of Python's own, which files can hold."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or (is_whole and not float(value).is_integer()):
-        raise ValueError(f"{what} is a {'whole ' if is_whole else ''}number, got {value!r}")
-    return value if isinstance(value, int) else int(float(value)) if is_whole else float(value)
+def _several(values: Any, what: str, kinds: tuple[Any, ...]) -> Any:
+    """Return numbers of some kind as a tuple: so many, or any number where the last kind is `...`."""
+    if kinds[0] not in NUMBERS:
+        return values
+    is_row = hasattr(values, "__len__") and not isinstance(values, str | bytes)
+    if not is_row or (kinds[-1] is not ... and len(values) != len(kinds)):
+        raise ValueError(f"{what} are {'' if kinds[-1] is ... else f'{len(kinds)} '}numbers in a tuple, got {values!r}")
+    return tuple(_number(value, what, kinds[0]) for value in values)
+
+
+def _number(value: Any, what: str, kind: Any) -> bool | int | float:
+    """Return a number as one of Python's own."""
+    is_truth = isinstance(value, bool | np.bool_)
+    if kind is bool and (is_truth or (isinstance(value, int) and value in (0, 1))):
+        return bool(value)
+    with suppress(OverflowError):  # of whole numbers that are too large for any use
+        if kind is not bool and isinstance(value, Real) and not is_truth:
+            number = int(value) if isinstance(value, int | np.integer) else float(value)
+            if math.isfinite(number) and (kind is float or number == int(number)):
+                return number if kind is float else int(number)
+    raise ValueError(f"{what} is {NUMBERS[kind]}, got {value!r}")
 
 
 def encode(value: Any) -> Any:

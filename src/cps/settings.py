@@ -8,7 +8,7 @@ an epoch before the one before has ended, so it must depend on nothing but its a
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -27,9 +27,11 @@ class _Rates(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in vars(self).items():
-            if value < 0:
-                raise ValueError(f"{name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
+        this: Any = self
+        for rate in fields(this):
+            value = getattr(self, rate.name)
+            if rate.type is float and value < 0:
+                raise ValueError(f"{rate.name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
 
 
 @setting
@@ -87,7 +89,7 @@ class Constant:
 class Steps(Numbers):
     """The learning rate is multiplied by `factor` at each of the epochs `at`."""
 
-    at: tuple[int, ...]
+    at: tuple[float, ...]
     factor: float = 0.1
 
     def __call__(self, epoch: float, epochs: int) -> float:

@@ -1,0 +1,124 @@
+"""`python -m benchmarks.choosing RECIPE:ORDER... --out FILE`: the cascade's settings, by images held out of training.
+
+A share of the training images of each run is held out. What the subnetworks say about all of them is then looked at by
+cascades of every combination of settings; no test image is. Models are kept in `--models`, and a run that was stopped
+goes on after its last task when the same command is given again.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cps
+from benchmarks.paper import compact
+from benchmarks.strangers import percent
+from cps.data import all_labels, as_examples
+from cps.evaluation import Tested, look
+from cps.evidence import Evidence
+from cps.machine import describe_device, versions
+from cps.recipes import RECIPES
+from cps.scenario import split_by_class
+from cps.selection import Statistics, select
+from cps.storage import write_text
+from cps.subnetwork import local_labels
+from cps.survey import survey
+
+GRID: dict[str, tuple[float, ...]] = {
+    "size": (8, 16, 32, 64, 128),
+    "shrinkage": (0.01, 0.03, 0.1, 0.3, 1.0),
+    "temperature": (1.0, 2.0, 3.0, 4.0, 6.0, 10.0),
+    "own": (0.0, 0.5, 1.0, 2.0, 4.0),
+}
+
+
+def main() -> None:
+    """Measure the runs that were asked for; those in the file already are not measured again."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", help="RECIPE:ORDER, the order a seed")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, default=Path("runs/choosing"))
+    parser.add_argument("--hold-out", type=float, default=0.1, help="share of the training images")
+    parser.add_argument("--tasks", type=int, default=None, help="only the first so many")
+    parser.add_argument("--epochs-scale", type=float, default=1.0)
+    arguments = parser.parse_args()
+    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for run in arguments.runs:
+        how = f"{arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}, tasks {arguments.tasks or 'all'}"
+        key = f"{run}, {how}"
+        if key not in done:
+            done[key] = _measure(arguments, run, key)
+            write_text(arguments.out, compact(done))
+
+
+def settings() -> Iterator[dict[str, float]]:
+    """Yield every combination of settings, in the order in which results list them."""
+    for values in product(*GRID.values()):
+        yield dict(zip(GRID, values, strict=True))
+
+
+def _measure(arguments: argparse.Namespace, run: str, key: str) -> dict[str, Any]:
+    name, order = run.split(":")
+    recipe = RECIPES[name]().scaled(arguments.epochs_scale)
+    train, _ = recipe.read(arguments.data)
+    scenario = split_by_class(train, None, sizes=recipe.sizes, order=int(order), validation=arguments.hold_out)
+    tasks = [replace(task, test=task.val) for task in scenario][: arguments.tasks]
+    fabric = cps.make_fabric()
+    known = {**recipe.learner_settings(), "seed": int(order), "fabric": fabric}
+    model = arguments.models / f"{key}.cps"
+    if model.exists():
+        learner = cps.load(model, recipe.backbone(), **known)
+    else:
+        learner = cps.Learner(recipe.drawn(int(order)), **known)
+    model.parent.mkdir(parents=True, exist_ok=True)
+    for task in tasks[len(learner.classes) :]:
+        learner.learn(task)
+        learner.save(model)
+        print(f"{key}: {len(learner.classes)} tasks", flush=True)
+    tested = look(learner, tasks)
+    right = [_right(cascade, kept, tested) for cascade, kept in _cascades(learner, tasks)]
+    best = max(range(len(right)), key=right.__getitem__)
+    print(f"{key}: best {list(settings())[best]} {right[best]:.2f}", flush=True)
+    return {
+        "images": len(tested.task),
+        "task known": percent(tested.right),
+        "one image": right,
+        "device": describe_device(fabric),
+        "versions": versions(),
+    }
+
+
+def _cascades(learner: cps.Learner, tasks: Sequence[cps.Task]) -> Iterator[tuple[cps.Cascade, list[Statistics]]]:
+    """Yield a cascade of every combination of settings, with the numbers that it would have kept of the tasks."""
+    network, seen = learner.network, []
+    for task in tasks:
+        examples = as_examples(task.train, partial(local_labels, task.classes))
+        seen.append((list(survey(network, examples, learner.fabric)), all_labels(examples).to(network.device)))
+    kept: dict[float, list[Statistics]] = {}
+    for values in settings():
+        cascade = replace(cps.Cascade(), **values)
+        if values["size"] not in kept:  # the only one that matters for what is kept
+            kept[values["size"]] = statistics = []
+            for number, (outputs, labels) in enumerate(seen):
+                so_far = Evidence(lambda asked, said=outputs: [said[index] for index in asked], number + 1)
+                statistics.append(cascade.observe(network.subnetworks[number], so_far, labels, tuple(statistics)))
+        yield cascade, kept[values["size"]]
+
+
+def _right(cascade: cps.Cascade, statistics: Sequence[Statistics], tested: Tested) -> float:
+    """Return how many single images in a hundred find their class."""
+    evidence, images = tested.until(tested.tasks - 1)
+    groups = torch.arange(images, device=tested.task.device)
+    found = select(cascade, evidence, statistics, groups).tasks.to(tested.task.device)
+    return percent((found == tested.task) & tested.right)
+
+
+if __name__ == "__main__":
+    main()
