@@ -7,6 +7,7 @@ goes on after its last task when the same command is given again.
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ import torch
 
 import cps
 from benchmarks.paper import compact
+from benchmarks.records import machine_of, markdown, read
 from benchmarks.strangers import percent
 from cps.data import all_labels, as_examples
 from cps.evaluation import Tested, look
@@ -64,6 +66,40 @@ def settings() -> Iterator[dict[str, float]]:
         yield dict(zip(GRID, values, strict=True))
 
 
+def settings_table() -> str:
+    """Return what other settings of the cascade give on held-out images, beside the default ones."""
+    alike: dict[str, list[dict[str, Any]]] = {}  # runs that differ in their order alone
+    for key, run in read("cascade-settings").items():
+        recipe, held_out = key.split(":")[0], key.split(", ")[1]
+        alike.setdefault(f"`{recipe}`, {held_out}", []).append(run)
+    places = {tuple(values.values()): place for place, values in enumerate(settings())}
+    usual = {name: getattr(cps.Cascade(), name) for name in GRID}
+    rows = []
+    for name, values in GRID.items():
+        for value in values:
+            place, default = places[tuple({**usual, name: value}.values())], places[tuple(usual.values())]
+            told = f"`{name}` {value:g}" + (" (default)" if place == default else "")
+            rows.append([told, *(_beside(runs, place, default) for runs in alike.values())])
+    best = [max(map(statistics.fmean, zip(*(run["one image"] for run in runs), strict=True))) for runs in alike.values()]
+    rows.append([f"best of {len(places)} combinations", *(f"{value:.1f}" for value in best)])
+    known = [statistics.fmean(run["task known"] for run in runs) for runs in alike.values()]
+    rows.append(["task known", *(f"{value:.1f}" for value in known)])
+    rows.append(["orders x images", *(f"{len(runs)} x {runs[0]['images']:,}" for runs in alike.values())])
+    note = "Single images right, in %; in brackets the difference to the default, and its standard deviation over "
+    note += f"orders; {machine_of(next(iter(alike.values()))[0])}."
+    return markdown(["setting", *alike], rows, note)
+
+
+def _beside(runs: list[dict[str, Any]], place: int, default: int) -> str:
+    found = [run["one image"][place] for run in runs]
+    more = [run["one image"][place] - run["one image"][default] for run in runs]
+    mean = f"{statistics.fmean(found):.1f}"
+    if place == default:
+        return mean
+    spread = f" ± {statistics.stdev(more):.1f}" if len(runs) > 1 else ""
+    return f"{mean} ({statistics.fmean(more):+.1f}{spread})"
+
+
 def _measure(arguments: argparse.Namespace, run: str, key: str) -> dict[str, Any]:
     name, order = run.split(":")
     recipe = RECIPES[name]().scaled(arguments.epochs_scale)
@@ -105,10 +141,10 @@ def _cascades(learner: cps.Learner, tasks: Sequence[cps.Task]) -> Iterator[tuple
     for values in settings():
         cascade = replace(cps.Cascade(), **values)
         if values["size"] not in kept:  # the only one that matters for what is kept
-            kept[values["size"]] = statistics = []
+            kept[values["size"]] = so_far = []
             for number, (outputs, labels) in enumerate(seen):
-                so_far = Evidence(lambda asked, said=outputs: [said[index] for index in asked], number + 1)
-                statistics.append(cascade.observe(network.subnetworks[number], so_far, labels, tuple(statistics)))
+                evidence = Evidence(lambda asked, said=outputs: [said[index] for index in asked], number + 1)
+                so_far.append(cascade.observe(network.subnetworks[number], evidence, labels, tuple(so_far)))
         yield cascade, kept[values["size"]]
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import growth
+from benchmarks.choosing import settings_table
 from benchmarks.left_out import ablation_table
 from benchmarks.one_image import (
     choice_table,
@@ -82,9 +83,9 @@ def cifar_table() -> str:
         found = [reached(runs, *way) for way in (("Cascade", "1"), ("MaxOutput", "1"), ("Cascade", "20"))]
         known = mean_and_spread([run["task_il"]["ACC"] for run in runs])
         taken = mean_and_spread([run["subnetworks"][-1]["taken"] for run in runs])
-        rows.append([f"{tasks} tasks of {100 // tasks}", *found, known, taken])
+        rows.append([f"{tasks} tasks of {100 // tasks}", *found, known, taken, str(len(runs))])
     head = ["CIFAR-100 (%)", "one image", "one image, paper's selector", "groups of 20", "task known", "weights taken"]
-    return markdown(head, rows, ran_on(published_runs("cifar100-10")))
+    return markdown([*head, "orders"], rows, ran_on(published_runs("cifar100-10")))
 
 
 def model_files_table() -> str:
@@ -162,6 +163,7 @@ TABLES = {
     "docs/one-image.md": {"single": single_table, "streams": streams_table, "strangers": strangers_table},
     "docs/one-image-measured.md": {
         "gain": gain_table,
+        "settings": settings_table,
         "parts": parts_table,
         "single-cost": cost_table,
         "choice": choice_table,

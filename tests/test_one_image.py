@@ -73,7 +73,7 @@ def test_the_cascade_finds_tasks_by_what_later_images_looked_like_in_earlier_sub
 
 def test_a_cascade_whose_spreads_are_all_alike_is_a_chain_of_linear_discriminants():
     subnetworks, evidence = world()
-    selector = cps.Cascade(size=4, alike=1.0, closer=1.0, own=0.0, temperature=2.0)
+    selector = cps.Cascade(size=4, shrinkage=0.1, alike=1.0, closer=1.0, own=0.0, temperature=2.0)
     statistics = observed(selector, subnetworks, evidence)
     seen, _ = evidence(1, TASKS, 30)
     numbers = torch.cat([evened(o.features) @ kept["components"] for o, kept in zip(seen, statistics, strict=True)], 1)
@@ -102,7 +102,7 @@ def test_a_cascade_whose_spreads_are_all_alike_is_a_chain_of_linear_discriminant
 
 def test_a_cascade_whose_spreads_differ_compares_normal_distributions():
     subnetworks, evidence = world()
-    selector = cps.Cascade(size=4, alike=0.4, own=0.0, temperature=1.0)
+    selector = cps.Cascade(size=4, shrinkage=0.1, alike=0.4, own=0.0, temperature=1.0)
     statistics = observed(selector, subnetworks[:2], evidence)
     seen, _ = evidence(0, 2, 30)
     outputs = next(iter(seen))

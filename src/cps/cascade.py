@@ -45,8 +45,8 @@ class Cascade(Numbers):
     which is measured against those of the task's own images.
     """
 
-    size: int = 32
-    shrinkage: float = 0.1
+    size: int = 64
+    shrinkage: float = 0.03
     temperature: float = 3.0
     own: float = 1.0
     alike: float = 1.0

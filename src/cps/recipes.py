@@ -36,7 +36,8 @@ from cps.views import Rotations, Views
 SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
 JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
 PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
-SURE = Cascade(size=64, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # for long training on many images
+FIRST = Cascade(size=32, shrinkage=0.1)  # that of the published runs of the paper's recipes
+SURE = Cascade(size=64, shrinkage=0.1, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # many images, long training
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def cifar100(tasks: int) -> Recipe:
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
         pruner=NNrelief(alpha=0.9),
         rounds=3,
+        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
         joint=JOINT,
@@ -175,6 +177,7 @@ def cub200() -> Recipe:
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
         pruner=NNrelief(alpha=0.95),
         rounds=1,
+        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
         augment=Chain((ResizedCrop(), Flip())),
         normalize=IMAGENET,
         capacity=PAPER,
@@ -196,7 +199,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
         rounds=rounds,
-        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), Cascade()),
+        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), FIRST),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
         joint=JOINT,
