@@ -80,14 +80,17 @@ def settings_table() -> str:
             place, default = places[tuple({**usual, name: value}.values())], places[tuple(usual.values())]
             told = f"`{name}` {value:g}" + (" (default)" if place == default else "")
             rows.append([told, *(_beside(runs, place, default) for runs in alike.values())])
-    best = [max(map(statistics.fmean, zip(*(run["one image"] for run in runs), strict=True))) for runs in alike.values()]
-    rows.append([f"best of {len(places)} combinations", *(f"{value:.1f}" for value in best)])
+    rows.append([f"best of {len(places)} combinations", *(f"{_best(runs):.1f}" for runs in alike.values())])
     known = [statistics.fmean(run["task known"] for run in runs) for runs in alike.values()]
     rows.append(["task known", *(f"{value:.1f}" for value in known)])
     rows.append(["orders x images", *(f"{len(runs)} x {runs[0]['images']:,}" for runs in alike.values())])
     note = "Single images right, in %; in brackets the difference to the default, and its standard deviation over "
     note += f"orders; {machine_of(next(iter(alike.values()))[0])}."
     return markdown(["setting", *alike], rows, note)
+
+
+def _best(runs: list[dict[str, Any]]) -> float:
+    return max(map(statistics.fmean, zip(*(run["one image"] for run in runs), strict=True)))
 
 
 def _beside(runs: list[dict[str, Any]], place: int, default: int) -> str:
