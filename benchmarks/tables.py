@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import growth
-from benchmarks.choosing import settings_table
+from benchmarks.cascade_settings import settings_table
 from benchmarks.left_out import ablation_table
 from benchmarks.one_image import (
     choice_table,

@@ -9,15 +9,22 @@ import torch
 
 from cps.cost import seconds_of
 
+LONG_ENOUGH = 1.0  # seconds of measuring
+
 
 def compare(
     ours: Callable[[], object], baseline: Callable[[], object], device: torch.device, *, pairs: int
 ) -> tuple[float, float, float]:
-    """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up."""
+    """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up.
+
+    What is short is repeated more often than so many pairs: a moment's disturbance would otherwise be all of it.
+    """
     for _ in range(2 if device.type == "cpu" else 5):
         ours()
         baseline()
-    times = [(seconds_of(ours, device), seconds_of(baseline, device)) for _ in range(pairs)]
+    times, began = [], time.perf_counter()
+    while len(times) < pairs or time.perf_counter() - began < LONG_ENOUGH:
+        times.append((seconds_of(ours, device), seconds_of(baseline, device)))
     first, second = zip(*times, strict=True)
     return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
 

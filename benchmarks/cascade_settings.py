@@ -1,4 +1,4 @@
-"""`python -m benchmarks.choosing RECIPE:ORDER... --out FILE`: the cascade's settings, by images held out of training.
+"""`python -m benchmarks.cascade_settings RECIPE:ORDER... --out FILE`: the cascade's settings, by held-out images.
 
 A share of the training images of each run is held out. What the subnetworks say about all of them is then looked at by
 cascades of every combination of settings; no test image is. Models are kept in `--models`, and a run that was stopped
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", help="RECIPE:ORDER, the order a seed")
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--models", type=Path, default=Path("runs/choosing"))
+    parser.add_argument("--models", type=Path, default=Path("runs/cascade-settings"))
     parser.add_argument("--hold-out", type=float, default=0.1, help="share of the training images")
     parser.add_argument("--tasks", type=int, default=None, help="only the first so many")
     parser.add_argument("--epochs-scale", type=float, default=1.0)
