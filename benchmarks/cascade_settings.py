@@ -110,12 +110,12 @@ def _measure(arguments: argparse.Namespace, run: str, key: str) -> dict[str, Any
     scenario = split_by_class(train, None, sizes=recipe.sizes, order=int(order), validation=arguments.hold_out)
     tasks = [replace(task, test=task.val) for task in scenario][: arguments.tasks]
     fabric = cps.make_fabric()
-    known = {**recipe.learner_settings(), "seed": int(order), "fabric": fabric}
+    chosen = {**recipe.learner_settings(), "seed": int(order), "fabric": fabric}
     model = arguments.models / f"{key}.cps"
     if model.exists():
-        learner = cps.load(model, recipe.backbone(), **known)
+        learner = cps.load(model, recipe.backbone(), **chosen)
     else:
-        learner = cps.Learner(recipe.drawn(int(order)), **known)
+        learner = cps.Learner(recipe.drawn(int(order)), **chosen)
     model.parent.mkdir(parents=True, exist_ok=True)
     for task in tasks[len(learner.classes) :]:
         learner.learn(task)
