@@ -35,7 +35,7 @@ BAD_TASKS = {
     "a class learned already": (lambda: cps.Task([0, 11], train=(IMAGES, [0, 11] * 12)), "0 was learned already, in task 0"),
     "a label out of range": (lambda: cps.Task([10, 11], train=(IMAGES, [10, 12] * 12)), "label 12 is not one of"),
     "one class only": (lambda: cps.Task([10], train=(IMAGES, [10] * 24)), "at least two"),
-    "no class": (lambda: cps.Task([], train=(IMAGES, [])), "at least two"),
+    "no class": (lambda: cps.Task([], train=(IMAGES, [])), "names no class"),
     "a class twice": (lambda: cps.Task([10, 10], train=(IMAGES, [10] * 24)), "twice"),
     "a class without images": (lambda: cps.Task([10, 11, 12], train=(IMAGES, LABELS)), "12 has no training image"),
     "NaN pixels": (lambda: cps.Task([10, 11], train=(with_pixel(torch.nan), LABELS)), "image 3 has NaN or infinite"),
@@ -473,6 +473,12 @@ def test_statistics_that_are_no_numbers_are_not_kept(make_learner):
         (lambda: cps.setting(type("Mine", (), {})), "a setting is a dataclass"),
         (lambda: cps.Task("ab", train=(IMAGES, LABELS)), "classes are a list of names"),
         (lambda: cps.Learner(conv_net(), rounds="3"), "rounds cannot be '3'; it is a whole number, 0 or more"),
+        (lambda: cps.Learner(conv_net(), rounds=2.5), "rounds cannot be 2.5; it is a whole number, 0 or more"),
+        (lambda: cps.Learner(conv_net(), views=cps.Rotations), r"the class, not one of its objects\); it is an object"),
+        (lambda: cps.Learner(conv_net(), watch=3), "watch cannot be 3; it is a function of the progress"),
+        (lambda: cps.Learner(conv_net(), selectors=None), "selectors are a tuple, .* got None alone"),
+        (lambda: cps.Learner(conv_net(), selectors=cps.Cascade), "selectors are a tuple, .* got <class"),
+        (lambda: cps.Task(None, train=(IMAGES, LABELS)), "labels and classes are lists of names or numbers, got None"),
     ],
 )
 def test_what_could_only_fail_later_is_refused_when_it_is_made(make, message):
@@ -531,6 +537,7 @@ def test_pictures_and_arrays_are_taken_as_they_come_and_channels_come_first(make
     ("images", "error", "message"),
     [
         (None, TypeError, "got NoneType"),
+        ((IMAGES, LABELS), TypeError, "without labels here, got a pair"),
         ([None], TypeError, "got NoneType"),
         ([b"x"], TypeError, "got bytes"),
         (np.array([None, 1]), TypeError, "got an array of object"),

@@ -131,8 +131,8 @@ def test_an_image_that_cannot_be_read_ends_with_three_and_the_others_are_predict
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], 2, "give images or --watch"),
-        (["a.png", "--json", "--csv"], 2, "at most one of"),
+        ([], 2, "give images"),
+        (["a.png", "--json", "--csv"], 2, "at most one of --json and --csv"),
         (["a.png", "--group", "0"], 2, "--group"),
         (["nothing.png"], 1, "no file or folder 'nothing.png'"),
         (["--watch", "nowhere"], 1, "nowhere"),

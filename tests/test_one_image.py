@@ -120,10 +120,16 @@ def test_a_cascade_whose_spreads_differ_compares_normal_distributions():
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("wrong", [{"alike": 1.2}, {"alike": -0.1}, {"closer": 0.0}, {"closer": 1.1}])
-def test_shares_of_a_cascade_that_are_none_are_refused(wrong):
-    with pytest.raises(ValueError, match="shares up to 1"):
-        cps.Cascade(**wrong)
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("alike", 1.2), ("alike", -0.1), ("closer", 0.0), ("closer", 1.1), ("size", 0), ("shrinkage", 0.0),
+        ("temperature", -1.0), ("own", -0.5),
+    ],
+)  # fmt: skip
+def test_what_no_cascade_can_have_is_refused_by_name(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} of Cascade is .*, got {wrong}$"):
+        cps.Cascade(**{name: wrong})
 
 
 def test_the_cascade_keeps_sums_whose_size_does_not_depend_on_the_number_of_images():

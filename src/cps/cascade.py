@@ -46,7 +46,7 @@ class Cascade(Numbers):
     """
 
     size: int = 64
-    shrinkage: float = 0.03
+    shrinkage: float = 0.01
     temperature: float = 3.0
     own: float = 1.0
     alike: float = 1.0
@@ -54,10 +54,16 @@ class Cascade(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size < 1 or self.shrinkage <= 0 or self.temperature <= 0:
-            raise ValueError(f"size, shrinkage and temperature must be positive, got {self}")
-        if not (0 <= self.alike <= 1 and 0 < self.closer <= 1):
-            raise ValueError(f"alike and closer are shares up to 1, got {self}")
+        for name, is_right, what in (
+            ("size", self.size >= 1, "1 or more"),
+            ("shrinkage", self.shrinkage > 0, "above 0"),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("own", self.own >= 0, "0 or more"),
+            ("alike", 0 <= self.alike <= 1, "a share from 0 to 1"),
+            ("closer", 0 < self.closer <= 1, "a share above 0 and up to 1"),
+        ):
+            if not is_right:
+                raise ValueError(f"{name} of Cascade is {what}, got {getattr(self, name)}")
 
     @property
     def name(self) -> str:

@@ -52,12 +52,11 @@ def predict(
     The share is the task's among all tasks, the confidence the class's in that task: an answer is as sure as both. Ends
     with 0 if all images were predicted, 3 if some could not be read, 1 after an error, 2 for a wrong command.
     """
-    if (as_json and as_csv) or (not images and watch is None):
-        raise typer.BadParameter("give images or --watch, and at most one of --json and --csv")
-    if (group > 1) + group_by_folder + stream + (task is not None) > 1:
-        raise typer.BadParameter("give at most one of --group, --group-by-folder, --stream and --task")
-    if (group > 1 or group_by_folder) and watch is not None:
-        raise typer.BadParameter("groups are for images that are named; for those that arrive there is --stream")
+    ways, in_groups = (group > 1) + group_by_folder + stream + (task is not None), group > 1 or group_by_folder
+    _refuse_if(not images and watch is None, "give images, folders or patterns, or --watch with a folder")
+    _refuse_if(as_json and as_csv, "give at most one of --json and --csv")
+    _refuse_if(ways > 1, "give at most one of --group, --group-by-folder, --stream and --task")
+    _refuse_if(in_groups and watch is not None, "groups are for named images; for what arrives there is --stream")
     seen = states_in(watch) if watch is not None else {}  # before anything that takes long
     from cps import inbox
 
@@ -120,6 +119,11 @@ def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]
         return learner
 
     return Followed(model, opened)
+
+
+def _refuse_if(is_wrong: bool, what: str) -> None:
+    if is_wrong:
+        raise typer.BadParameter(what)
 
 
 def _check_task(learner: "Learner", task: int | None) -> None:

@@ -210,6 +210,8 @@ def plain_labels(labels: Any) -> list[ClassName]:
     """Return labels as a list of ints and strings."""
     if getattr(labels, "ndim", 1) != 1:
         raise ValueError(f"labels are one class for each image, got shape {tuple(labels.shape)}")
+    if not hasattr(labels, "__iter__"):
+        raise TypeError(f"labels and classes are lists of names or numbers, got {labels!r}")
     return [_plain_label(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
 
 

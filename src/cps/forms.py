@@ -39,8 +39,9 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # None where the learne
     "prune_images": (lambda value: _is_count(value) and value > 0, "a whole number, 1 or more"),
     "capacity": (lambda value: value is None or isinstance(value, Capacity), "a cps.Capacity"),
     "seed": (_is_count, "a whole number, 0 or more"),
+    "watch": (lambda value: value is None or _is_function(value), "a function of the progress"),
 }
-SETTINGS = tuple(FORMS)
+SETTINGS = tuple(name for name in FORMS if name != "watch")  # those that a file holds
 COUNTS = ("rounds", "prune_images", "seed")
 
 
@@ -50,4 +51,5 @@ def check_forms(**settings: Any) -> None:
         is_right, what = FORMS[name]
         if not is_right(value):
             kind = ValueError if isinstance(value, int) and name in COUNTS else TypeError
-            raise kind(f"{name} cannot be {str(value)[:80]!r}; it is {what}")
+            is_class = " (the class, not one of its objects)" if isinstance(value, type) else ""
+            raise kind(f"{name} cannot be {repr(value)[:80]}{is_class}; it is {what}")

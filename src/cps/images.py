@@ -22,6 +22,8 @@ def as_images(images: Any) -> Tensor:
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]
+    if isinstance(images, tuple) and len(images) == 2 and getattr(images[0], "ndim", 0) > 3:
+        raise TypeError("images come without labels here, got a pair")
     if _is_picture(images):
         images = [images]
     if isinstance(images, (list, tuple)):

@@ -38,10 +38,12 @@ def _training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, wo
     classes = task.classes
     if len(set(classes)) != len(classes):
         raise ValueError(f"the task names a class twice: {list(classes)}")
+    if not classes:
+        raise ValueError("the task names no class")
     if len(classes) * turns < 2:
         raise ValueError(
-            f"the task has {len(classes)} class(es); a head needs at least two to tell apart, so learn this "
-            "class together with another one, or in its four turns (views=cps.Rotations())"
+            "the task has one class; a head needs at least two to tell apart, so learn this class together with "
+            "another one, or in its four turns (views=cps.Rotations())"
         )
     for index, subnetwork in enumerate(network.subnetworks):
         known = set(classes) & set(subnetwork.classes)

@@ -87,8 +87,8 @@ class Learner:
         share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
         processes that read a torch `Dataset`. `watch` is called after every epoch.
         """
-        forms = {"train": train, "retrain": retrain, "augment": augment, "views": views, "normalize": normalize}
-        check_forms(pruner=pruner, capacity=capacity, rounds=rounds, prune_images=prune_images, seed=seed, **forms)
+        check_forms(pruner=pruner, rounds=rounds, train=train, retrain=retrain, augment=augment, views=views)
+        check_forms(normalize=normalize, prune_images=prune_images, capacity=capacity, seed=seed, watch=watch)
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = int(rounds)
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))

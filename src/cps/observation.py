@@ -26,7 +26,7 @@ ENOUGH = 100  # images held out of training that tell alone how familiar others 
 
 def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     """Return the selectors of a learner; refuse none at all, what is none, and two of a name."""
-    if is_selector(selectors):
+    if is_selector(selectors) or not isinstance(selectors, Sequence):
         raise TypeError(f"selectors are a tuple, the first of which predicts, got {selectors!r} alone")
     for selector in selectors:
         if not is_selector(selector):
