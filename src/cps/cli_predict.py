@@ -56,7 +56,7 @@ def predict(
     _refuse_if(not images and watch is None, "give images, folders or patterns, or --watch with a folder")
     _refuse_if(as_json and as_csv, "give at most one of --json and --csv")
     _refuse_if(ways > 1, "give at most one of --group, --group-by-folder, --stream and --task")
-    _refuse_if(in_groups and watch is not None, "groups are for named images; for what arrives there is --stream")
+    _refuse_if(in_groups and watch is not None, "groups are for named images; else there is --stream")
     seen = states_in(watch) if watch is not None else {}  # before anything that takes long
     from cps import inbox
 
