@@ -15,19 +15,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import cps
 from benchmarks.paper import compact
 from benchmarks.records import machine_of, markdown, read
 from benchmarks.strangers import percent
+from benchmarks.streams import found_by
 from cps.data import all_labels, as_examples
-from cps.evaluation import Tested, look
-from cps.evidence import Evidence
+from cps.evaluation import look
 from cps.machine import describe_device, versions
 from cps.recipes import RECIPES
 from cps.scenario import split_by_class
-from cps.selection import Statistics, select
+from cps.selection import Statistics
 from cps.storage import write_text
 from cps.subnetwork import local_labels
 from cps.survey import survey
@@ -74,10 +72,10 @@ def settings_table() -> str:
         alike.setdefault(f"`{recipe}`, {held_out}", []).append(run)
     places = {tuple(values.values()): place for place, values in enumerate(settings())}
     usual = {name: getattr(cps.Cascade(), name) for name in GRID}
-    rows = []
+    default, rows = places[tuple(usual.values())], []
     for name, values in GRID.items():
         for value in values:
-            place, default = places[tuple({**usual, name: value}.values())], places[tuple(usual.values())]
+            place = places[tuple({**usual, name: value}.values())]
             told = f"`{name}` {value:g}" + (" (default)" if place == default else "")
             rows.append([told, *(_beside(runs, place, default) for runs in alike.values())])
     rows.append([f"best of {len(places)} combinations", *(f"{_best(runs):.1f}" for runs in alike.values())])
@@ -122,7 +120,7 @@ def _measure(arguments: argparse.Namespace, run: str, key: str) -> dict[str, Any
         learner.save(model)
         print(f"{key}: {len(learner.classes)} tasks", flush=True)
     tested = look(learner, tasks)
-    right = [_right(cascade, kept, tested) for cascade, kept in _cascades(learner, tasks)]
+    right = [percent(found_by(cascade, kept, tested) & tested.right) for cascade, kept in _cascades(learner, tasks)]
     best = max(range(len(right)), key=right.__getitem__)
     print(f"{key}: best {list(settings())[best]} {right[best]:.2f}", flush=True)
     return {
@@ -139,24 +137,16 @@ def _cascades(learner: cps.Learner, tasks: Sequence[cps.Task]) -> Iterator[tuple
     network, seen = learner.network, []
     for task in tasks:
         examples = as_examples(task.train, partial(local_labels, task.classes))
-        seen.append((list(survey(network, examples, learner.fabric)), all_labels(examples).to(network.device)))
+        seen.append((survey(network, examples, learner.fabric), all_labels(examples).to(network.device)))
     kept: dict[float, list[Statistics]] = {}
     for values in settings():
         cascade = replace(cps.Cascade(), **values)
         if values["size"] not in kept:  # the only one that matters for what is kept
             kept[values["size"]] = so_far = []
-            for number, (outputs, labels) in enumerate(seen):
-                evidence = Evidence(lambda asked, said=outputs: [said[index] for index in asked], number + 1)
-                so_far.append(cascade.observe(network.subnetworks[number], evidence, labels, tuple(so_far)))
+            for subnetwork, (evidence, labels) in zip(network.subnetworks, seen, strict=True):
+                until_then = evidence.until(len(so_far) + 1)
+                so_far.append(cascade.observe(subnetwork, until_then, labels, tuple(so_far)))
         yield cascade, kept[values["size"]]
-
-
-def _right(cascade: cps.Cascade, statistics: Sequence[Statistics], tested: Tested) -> float:
-    """Return how many single images in a hundred find their class."""
-    evidence, images = tested.until(tested.tasks - 1)
-    groups = torch.arange(images, device=tested.task.device)
-    found = select(cascade, evidence, statistics, groups).tasks.to(tested.task.device)
-    return percent((found == tested.task) & tested.right)
 
 
 if __name__ == "__main__":

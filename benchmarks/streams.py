@@ -5,6 +5,7 @@ strangers only the first half of the tasks counts as learned; images of the othe
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from benchmarks.strangers import percent, told_apart
 from cps.evaluation import Tested, look
 from cps.machine import describe_device, versions
 from cps.recipes import RECIPES
-from cps.selection import select
+from cps.selection import Statistics, select
 from cps.storage import write_text
 
 RATES = (0.001, 0.002, 0.005, 0.02, 0.05, 0.2, 0.5, 0.9)  # mostly others than those that a stream assumes
@@ -57,10 +58,8 @@ def main() -> None:
 def single_images(learner: cps.Learner, cascade: Any, tested: Tested) -> dict[str, dict[str, float]]:
     """Return how many single images find their class and their task, with parts of the cascade on and off."""
     found = {}
-    evidence, _ = tested.until(tested.tasks - 1)
     for name, selector in selectors_around(cascade).items():
-        statistics = learner.network.statistics(selector.name)
-        is_found = select(selector, evidence, statistics, _each(tested)).tasks.to(tested.task.device) == tested.task
+        is_found = found_by(selector, learner.network.statistics(selector.name), tested)
         found[name] = {"class": percent(is_found & tested.right), "task": percent(is_found)}
         print(name, found[name], flush=True)
     return found
@@ -86,9 +85,11 @@ def _strangers(learner: cps.Learner, selector: cps.Selector, tested: Tested) -> 
     return told_apart(learner, selector, tested.of(slice(None), half), tested.task < half)
 
 
-def _each(tested: Tested) -> Tensor:
-    """Return groups of one."""
-    return torch.arange(len(tested.task), device=tested.task.device)
+def found_by(selector: cps.Selector, statistics: Sequence[Statistics], tested: Tested) -> Tensor:
+    """Say of each image by itself whether its task is found among all."""
+    evidence, images = tested.until(tested.tasks - 1)
+    each = torch.arange(images, device=tested.task.device)
+    return select(selector, evidence, statistics, each).tasks.to(tested.task.device) == tested.task
 
 
 def _stream_of(tasks: Tensor, rate: float, images: int, seed: int) -> Tensor:

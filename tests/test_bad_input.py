@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 import cps
 from conftest import ACCELERATOR, ListDataset, conv_net, make_task
 from cps.backbones import Builtin
+from cps.images import as_images
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train
@@ -549,6 +550,11 @@ def test_pictures_and_arrays_are_taken_as_they_come_and_channels_come_first(make
 def test_what_are_no_images_is_called_by_its_name(learned, images, error, message):
     with pytest.raises(error, match=message):
         learned.predict(images)
+
+
+def test_two_images_are_no_pair_of_images_and_labels():
+    assert as_images((torch.rand(2, 3, 6, 6), torch.rand(2, 3, 6, 6))).shape == (2, 2, 3, 6, 6)
+    assert as_images((torch.rand(5), torch.rand(5))).shape == (2, 5)
 
 
 def test_arrays_of_another_byte_order_are_images(learned):

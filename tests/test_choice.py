@@ -118,21 +118,26 @@ def test_weights_that_the_user_froze_leave_a_network_as_roomy_as_it_is(make_lear
     assert learner.network.grow([10, 11], 12, torch.Generator(), crowded=0.05).scores == {}
 
 
+def stop_learning(learner, task, path, *, after):
+    """Interrupt the dense training of a task after some epochs."""
+
+    def stop(at):
+        if (at.phase, at.epoch) == (0, after):
+            raise KeyboardInterrupt
+
+    learner.watch = stop
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(task, checkpoint=path)
+    learner.watch = None
+
+
 @pytest.mark.filterwarnings("ignore::cps.CapacityWarning")
 def test_an_interrupted_choice_goes_on_as_if_it_had_never_stopped(make_full, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
     whole = make_full()
     whole.learn(make_task(10))
     stopped = make_full()
-
-    def stop(at):
-        if (at.phase, at.epoch) == (0, 7):
-            raise KeyboardInterrupt
-
-    stopped.watch = stop
-    with pytest.raises(KeyboardInterrupt):
-        stopped.learn(make_task(10), checkpoint=tmp_path / "c")
-    stopped.watch = None
+    stop_learning(stopped, make_task(10), tmp_path / "c", after=7)
     stopped.learn(make_task(10), checkpoint=tmp_path / "c")
     assert stopped.fingerprint(1) == whole.fingerprint(1)
     assert 0 < whole.network.density(1) < 1
@@ -144,18 +149,10 @@ def test_a_checkpoint_goes_on_as_it_began_though_another_version_would_begin_oth
     make_full, tmp_path, monkeypatch, began_choosing
 ):
     monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
-
-    def stop(at):
-        if (at.phase, at.epoch) == (0, 2):
-            raise KeyboardInterrupt
-
     monkeypatch.setattr("cps.network.is_crowded", lambda *_: began_choosing)
     whole, stopped = make_full(), make_full()
     whole.learn(make_task(10))
-    stopped.watch = stop
-    with pytest.raises(KeyboardInterrupt):
-        stopped.learn(make_task(10), checkpoint=tmp_path / "c")
-    stopped.watch = None
+    stop_learning(stopped, make_task(10), tmp_path / "c", after=2)
     monkeypatch.setattr("cps.network.is_crowded", lambda *_: not began_choosing)
     stopped.learn(make_task(10), checkpoint=tmp_path / "c")
     assert stopped.fingerprint(1) == whole.fingerprint(1)

@@ -37,10 +37,8 @@ class Capacity(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.crowded <= 1:
-            raise ValueError(f"crowded of Capacity is a share from 0 to 1, got {self.crowded}")
-        if not 0 < self.budget <= 1:
-            raise ValueError(f"budget of Capacity is a share above 0 and up to 1, got {self.budget}")
+        self._must_be("a share from 0 to 1", "crowded", is_so=0 <= self.crowded <= 1)
+        self._must_be("a share above 0 and up to 1", "budget", is_so=0 < self.budget <= 1)
 
     def within(
         self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor], classes: int, progress: float = 1.0

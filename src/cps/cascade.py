@@ -54,16 +54,12 @@ class Cascade(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, is_right, what in (
-            ("size", self.size >= 1, "1 or more"),
-            ("shrinkage", self.shrinkage > 0, "above 0"),
-            ("temperature", self.temperature > 0, "above 0"),
-            ("own", self.own >= 0, "0 or more"),
-            ("alike", 0 <= self.alike <= 1, "a share from 0 to 1"),
-            ("closer", 0 < self.closer <= 1, "a share above 0 and up to 1"),
-        ):
-            if not is_right:
-                raise ValueError(f"{name} of Cascade is {what}, got {getattr(self, name)}")
+        self._must_be("1 or more", "size", is_so=self.size >= 1)
+        self._must_be("above 0", "shrinkage", is_so=self.shrinkage > 0)
+        self._must_be("above 0", "temperature", is_so=self.temperature > 0)
+        self._must_be("0 or more", "own", is_so=self.own >= 0)
+        self._must_be("a share from 0 to 1", "alike", is_so=0 <= self.alike <= 1)
+        self._must_be("a share above 0 and up to 1", "closer", is_so=0 < self.closer <= 1)
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ def as_images(images: Any) -> Tensor:
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]
-    if isinstance(images, tuple) and len(images) == 2 and getattr(images[0], "ndim", 0) > 3:
+    if isinstance(images, tuple) and len(images) == 2 and getattr(images[0], "ndim", 0) > 1 == np.ndim(images[1]):
         raise TypeError("images come without labels here, got a pair")
     if _is_picture(images):
         images = [images]

@@ -56,6 +56,11 @@ class Numbers:
                 value = _number(value, what, field.type)
             object.__setattr__(self, field.name, value)
 
+    def _must_be(self, what: str, name: str, *, is_so: bool) -> None:
+        """Refuse a number that is none of those it may be, by its name."""
+        if not is_so:
+            raise ValueError(f"{name} of {type(self).__name__} is {what}, got {getattr(self, name)!r}")
+
 
 def _several(values: Any, what: str, kinds: tuple[Any, ...]) -> Any:
     """Return numbers of some kind as a tuple: so many, or any number where the last kind is `...`."""

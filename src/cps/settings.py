@@ -29,9 +29,8 @@ class _Rates(Numbers):
         super().__post_init__()
         this: Any = self
         for rate in fields(this):
-            value = getattr(self, rate.name)
-            if rate.type is float and value < 0:
-                raise ValueError(f"{rate.name} of {type(self).__name__} is a number, 0 or more, got {value!r}")
+            if rate.type is float:
+                self._must_be("a number, 0 or more", rate.name, is_so=getattr(self, rate.name) >= 0)
 
 
 @setting
