@@ -13,8 +13,8 @@ from benchmarks import growth
 from benchmarks.looking import choosing, looking
 from benchmarks.selecting import selecting
 from benchmarks.training import masked_step, memory, scoring
-from cps.machine import describe_device, versions
-from cps.storage import write_json
+from cps.runtime.environment import describe_device, versions
+from cps.storage.container import write_json
 
 
 def main() -> None:

@@ -22,18 +22,18 @@ from torch import Tensor
 import cps
 from benchmarks.paper import compact
 from benchmarks.strangers import told_apart
-from cps.cost import describe_costs
-from cps.data import as_examples
-from cps.evaluation import in_turn
-from cps.evidence import Evidence
-from cps.machine import describe_device, versions
-from cps.metrics import auroc
-from cps.recipes import RECIPES, SURE, Recipe
-from cps.scenario import Scenario, split_by_class
-from cps.settings import scaled
-from cps.storage import write_text
-from cps.subnetwork import local_labels
-from cps.survey import survey
+from cps.data.examples import as_examples
+from cps.data.tasks import Scenario, split_by_class
+from cps.evaluation.evaluator import in_turn
+from cps.evaluation.metrics import auroc
+from cps.experiments.recipes import RECIPES, SURE, Recipe
+from cps.network.cost import describe_costs
+from cps.network.outputs import Evidence
+from cps.network.subnetwork import local_labels
+from cps.runtime.environment import describe_device, versions
+from cps.selection.gather import survey
+from cps.storage.container import write_text
+from cps.training.settings import scaled
 
 Change = Callable[[Recipe], Recipe]
 WEAK = cps.Chain((cps.PadCrop(4), cps.Flip()))

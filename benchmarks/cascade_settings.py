@@ -20,15 +20,15 @@ from benchmarks.paper import compact
 from benchmarks.records import machine_of, markdown, read
 from benchmarks.strangers import percent
 from benchmarks.streams import found_by
-from cps.data import all_labels, as_examples
-from cps.evaluation import look
-from cps.machine import describe_device, versions
-from cps.recipes import RECIPES
-from cps.scenario import split_by_class
-from cps.selection import Statistics
-from cps.storage import write_text
-from cps.subnetwork import local_labels
-from cps.survey import survey
+from cps.data.examples import all_labels, as_examples
+from cps.data.tasks import split_by_class
+from cps.evaluation.evaluator import look
+from cps.experiments.recipes import RECIPES
+from cps.network.subnetwork import local_labels
+from cps.runtime.environment import describe_device, versions
+from cps.selection.base import Statistics
+from cps.selection.gather import survey
+from cps.storage.container import write_text
 
 GRID: dict[str, tuple[float, ...]] = {
     "size": (8, 16, 32, 64, 128),

@@ -11,10 +11,10 @@ from typing import Any
 
 import cps
 from benchmarks.paper import compact
-from cps.machine import describe_device, versions
-from cps.recipes import RECIPES
-from cps.seeds import seeded
-from cps.storage import write_text
+from cps.experiments.recipes import RECIPES
+from cps.runtime.environment import describe_device, versions
+from cps.runtime.seeding import seeded
+from cps.storage.container import write_text
 
 ORDERS = range(10)
 WAYS = {

@@ -19,9 +19,9 @@ from torch import nn
 import cps
 from benchmarks.timing import compare, entry
 from benchmarks.training import half_taken_draft, masked_step_of, plain_step
-from cps.backbones import ResNet
-from cps.cost import seconds_of
-from cps.draft import Classifier
+from cps.network.backbones import ResNet
+from cps.network.classifier import Classifier
+from cps.network.cost import seconds_of
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -15,8 +15,8 @@ from PIL import Image
 
 import cps
 from benchmarks.serving import SIZE, TASKS, make_model
-from cps.machine import describe_device, versions
-from cps.storage import write_json
+from cps.runtime.environment import describe_device, versions
+from cps.storage.container import write_json
 
 
 def make_images(folder: Path, number: int) -> None:

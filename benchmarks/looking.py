@@ -14,9 +14,9 @@ from torch import Tensor
 import cps
 from benchmarks.selecting import add_subnetwork, evidence_of
 from benchmarks.timing import compare, row
-from cps.network import SharedNetwork
-from cps.recipes import SURE
-from cps.views import looks_at
+from cps.data.rotations import looks_at
+from cps.experiments.recipes import SURE
+from cps.network.shared import SharedNetwork
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

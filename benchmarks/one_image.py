@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from benchmarks.records import machine_of, markdown, published_runs, ran_on, read
-from cps.comparison import mean_and_spread, over_images, training_of
-from cps.pictures import COLOURS, light_grid
+from cps.experiments.aggregate import mean_and_spread, over_images, training_of
+from cps.experiments.plots import COLOURS, light_grid
 
 SINGLE = {
     "cifar100-10-single": "10 tasks of 10",

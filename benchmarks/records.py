@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cps.comparison import mean_and_spread
+from cps.experiments.aggregate import mean_and_spread
 
 PAPER = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
 ROOT = Path(__file__).parent.parent

@@ -20,11 +20,11 @@ import cps
 from benchmarks.records import RESULTS
 from benchmarks.timing import compare, entry, row
 from benchmarks.training import WIDTHS
-from cps.capture import Captured
-from cps.cost import describe_costs
-from cps.masks import Masks, pack, unpack
-from cps.network import SharedNetwork
-from cps.subnetwork import Subnetwork
+from cps.network.cost import describe_costs
+from cps.network.masks import Masks, pack, unpack
+from cps.network.shared import SharedNetwork
+from cps.network.subnetwork import Subnetwork
+from cps.runtime.cuda_graphs import Captured
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

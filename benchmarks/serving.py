@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 
 import cps
-from cps.machine import describe_device, versions
-from cps.storage import write_json
+from cps.runtime.environment import describe_device, versions
+from cps.storage.container import write_json
 
 TASKS, SIZE = 5, 32
 CLIENTS = (1, 4, 8, 16, 64)

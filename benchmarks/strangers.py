@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 import cps
-from cps.evidence import Evidence
-from cps.familiarity import STEPS, how_familiar
-from cps.metrics import auroc, false_positive_rate
-from cps.selection import select
+from cps.evaluation.metrics import auroc, false_positive_rate
+from cps.network.outputs import Evidence
+from cps.selection.base import select
+from cps.selection.rejection import STEPS, how_familiar
 
 REJECT = (0.01, 0.05, 0.1, 0.2)
 

@@ -17,11 +17,11 @@ import cps
 from benchmarks.ablation import selectors_around
 from benchmarks.paper import compact
 from benchmarks.strangers import percent, told_apart
-from cps.evaluation import Tested, look
-from cps.machine import describe_device, versions
-from cps.recipes import RECIPES
-from cps.selection import Statistics, select
-from cps.storage import write_text
+from cps.evaluation.evaluator import Tested, look
+from cps.experiments.recipes import RECIPES
+from cps.runtime.environment import describe_device, versions
+from cps.selection.base import Statistics, select
+from cps.storage.container import write_text
 
 RATES = (0.001, 0.002, 0.005, 0.02, 0.05, 0.2, 0.5, 0.9)  # mostly others than those that a stream assumes
 DRAWS = 5  # streams at each rate

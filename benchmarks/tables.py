@@ -21,9 +21,9 @@ from benchmarks.one_image import (
     streams_table,
 )
 from benchmarks.records import RESULTS, ROOT, machine_of, markdown, published_runs, ran_on, reached, read
-from cps.comparison import accuracy_table, mean_and_spread, metrics_table, row_table, training_of
-from cps.pictures import accuracy_history, accuracy_on_each_task, group_sizes
-from cps.report import group_table
+from cps.experiments.aggregate import accuracy_table, mean_and_spread, metrics_table, row_table, training_of
+from cps.experiments.plots import accuracy_history, accuracy_on_each_task, group_sizes
+from cps.experiments.report import group_table
 
 
 def digits_table() -> str:

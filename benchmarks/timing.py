@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cps.cost import seconds_of
+from cps.network.cost import seconds_of
 
 LONG_ENOUGH = 1.0  # seconds of measuring
 

@@ -14,18 +14,19 @@ from torch.profiler import ProfilerActivity, profile
 
 import cps
 from benchmarks.timing import compare, entry, ready, row
-from cps.augmentation import Augmentation
-from cps.backbones import large_resnet18
-from cps.data import TensorExamples
-from cps.devices import same_bits
-from cps.draft import Classifier, Draft
-from cps.engine import Engine
-from cps.feed import Plan
-from cps.guard import bind
-from cps.masks import full_masks
-from cps.network import SharedNetwork
-from cps.pixels import Normalize, Prepare
-from cps.presentation import Presentation
+from cps.data.augmentation import Augmentation
+from cps.data.batch_transform import Presentation
+from cps.data.examples import TensorExamples
+from cps.data.normalize import Normalize, Prepare
+from cps.network.backbones import large_resnet18
+from cps.network.classifier import Classifier
+from cps.network.draft import Draft
+from cps.network.freezing import bind
+from cps.network.masks import full_masks
+from cps.network.shared import SharedNetwork
+from cps.runtime.devices import same_bits
+from cps.training.cuda.captured_step import Engine
+from cps.training.cuda.device_batches import Plan
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -215,7 +216,7 @@ def _engine_epoch(
 
 def _compiled_epoch(case: Case, device: torch.device) -> Callable[[], None]:
     """Return the steps as they are for a backbone whose norm layers cannot be joined to what follows them."""
-    with mock.patch("cps.twin.joined", return_value=None):
+    with mock.patch("cps.training.cuda.accelerated_copy.joined", return_value=None):
         return _engine_epoch(case, device, is_long=True)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import cps
-from cps.recipes import digits
+from cps.experiments.recipes import digits
 
 QUICK = "--quick" in sys.argv
 

@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from PIL import Image
 
-from cps.decoding import ImageError, decode_image
+from cps.data.decode import ImageError, decode_image
 
 SIZE = 8  # pixels of the result
 SLOWEST = 5.0  # seconds of a core for one case; most take a millisecond

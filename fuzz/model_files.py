@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import cps
-from cps.machine import describe_device, versions
-from cps.storage import write_json
+from cps.runtime.environment import describe_device, versions
+from cps.storage.container import write_json
 from fuzz.odd_files import KINDS, Model, make_case, make_model
 
 SECONDS = 20  # that one case may take

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 import cps
-from cps import storage
+from cps.storage import container as storage
 
 ODD: list[Any] = [
     None, True, False, -1, 0, 1, 3, 2**24, 2**31, 2**63, 2**64, 10**30, 1e308, -0.0, 0.5, float("nan"), float("inf"),

@@ -17,8 +17,8 @@ from pathlib import Path
 from benchmarks.serving import make_model, served
 
 import cps
-from cps.machine import describe_device, versions
-from cps.storage import write_json
+from cps.runtime.environment import describe_device, versions
+from cps.storage.container import write_json
 
 OPTIONS = ("--checks", "all", "--exclude-checks", "positive_data_acceptance", "--continue-on-failure", "--no-color")
 

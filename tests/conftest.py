@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 import cps
-from cps.devices import make_fabric
+from cps.runtime.devices import make_fabric
 
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")

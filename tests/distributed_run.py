@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-import cps.training
+import cps.training.trainer
 from conftest import conv_net, make_task
 
 
@@ -36,7 +36,7 @@ def main(folder: Path, devices: int, network: str) -> None:
     backbone = plain if network == "plain" else conv_net()
     training = cps.Training(3, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
     if network == "norms left alone":  # the negative control
-        cps.training.agree_on_buffers = lambda model, fabric: None
+        cps.training.trainer.agree_on_buffers = lambda model, fabric: None
     fabric = cps.make_fabric(accelerator="cpu", devices=devices)
     pruner = Wayward(fabric.global_rank) if network == "norms" else cps.NNrelief()
     learner = cps.Learner(backbone, pruner=pruner, rounds=1, train=training, retrain=training, fabric=fabric)

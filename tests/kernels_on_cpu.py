@@ -10,18 +10,19 @@ import torch
 from torch import nn
 
 import cps
-from cps import convolution, engine
-from cps.backbones import ResNet
-from cps.data import TensorExamples
-from cps.draft import Classifier
-from cps.feed import Plan
-from cps.guard import Kept, bind
-from cps.joining import joined
-from cps.padding import padded
-from cps.partition import put_channels_last
-from cps.presentation import Presentation
-from cps.twin import Twin
-from cps.update import Update
+from cps.data.batch_transform import Presentation
+from cps.data.examples import TensorExamples
+from cps.network.backbones import ResNet
+from cps.network.classifier import Classifier
+from cps.network.compact.channel_padding import padded
+from cps.network.freezing import Kept, bind
+from cps.network.partition import put_channels_last
+from cps.training.cuda import captured_step as engine
+from cps.training.cuda import convolution
+from cps.training.cuda.accelerated_copy import Twin
+from cps.training.cuda.device_batches import Plan
+from cps.training.cuda.fused_norms import joined
+from cps.training.cuda.optimizer_step import Update
 
 OPTIMIZERS = (
     cps.SGD(0.05, weight_decay=1e-2),

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 import cps
-from cps.gate import Limits
-from cps.hosting import Host
-from cps.serving import make_app, make_server
+from cps.serve.middleware import Limits
+from cps.serve.served_model import Host
+from cps.serve.server import make_app, make_server
 
 CLIENT = httpx.Client(timeout=60)
 SIZE = 8

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cps
 from conftest import ACCELERATOR, ROUNDING, conv_net, make_task
-from cps.devices import full_precision
-from cps.draft import Draft
+from cps.network.draft import Draft
+from cps.runtime.devices import full_precision
 
 
 class VisionTransformer(nn.Module):

@@ -13,8 +13,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
 from conftest import ACCELERATOR, ListDataset, conv_net, make_task
-from cps.backbones import Builtin
-from cps.images import as_images
+from cps.data.images import as_images
+from cps.network.backbones import Builtin
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train

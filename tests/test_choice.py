@@ -9,16 +9,16 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
-from cps import checkpoint
-from cps.choice import move_scores
-from cps.data import TensorExamples
-from cps.devices import full_precision
-from cps.draft import Classifier
-from cps.engine import Engine
-from cps.feed import Plan
-from cps.guard import Kept, bind
-from cps.presentation import Presentation
-from cps.training import Trainer
+from cps.data.batch_transform import Presentation
+from cps.data.examples import TensorExamples
+from cps.network.classifier import Classifier
+from cps.network.freezing import Kept, bind
+from cps.network.mask_scores import move_scores
+from cps.runtime.devices import full_precision
+from cps.training import checkpoint
+from cps.training.cuda.captured_step import Engine
+from cps.training.cuda.device_batches import Plan
+from cps.training.trainer import Trainer
 
 LONGER = cps.Training(20, cps.Adam(1e-2), cps.Cosine(), batch_size=16)
 ALL = cps.NNrelief(alpha=1.0)
@@ -149,11 +149,11 @@ def test_a_checkpoint_goes_on_as_it_began_though_another_version_would_begin_oth
     make_full, tmp_path, monkeypatch, began_choosing
 ):
     monkeypatch.setattr(checkpoint, "BUSY_SHARE", math.inf)
-    monkeypatch.setattr("cps.network.is_crowded", lambda *_: began_choosing)
+    monkeypatch.setattr("cps.network.shared.is_crowded", lambda *_: began_choosing)
     whole, stopped = make_full(), make_full()
     whole.learn(make_task(10))
     stop_learning(stopped, make_task(10), tmp_path / "c", after=2)
-    monkeypatch.setattr("cps.network.is_crowded", lambda *_: not began_choosing)
+    monkeypatch.setattr("cps.network.shared.is_crowded", lambda *_: not began_choosing)
     stopped.learn(make_task(10), checkpoint=tmp_path / "c")
     assert stopped.fingerprint(1) == whole.fingerprint(1)
 
@@ -223,7 +223,7 @@ def test_an_engine_moves_scores_as_plain_steps_do():
 
 
 def test_the_papers_recipes_use_all_sealed_weights():
-    from cps.recipes import RECIPES
+    from cps.experiments.recipes import RECIPES
 
     capacities = {name: make().capacity for name, make in RECIPES.items()}
     of_the_paper = [name for name in capacities if name != "digits" and not name.endswith("-single")]

@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cps import terminal
-from cps.cli import app
+from cps.cli import app, terminal
 
 runner = CliRunner()
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -5,8 +5,9 @@ import itertools
 
 import pytest
 
-from cps import comparison, pictures
-from cps.published import PUBLISHED
+from cps.experiments import aggregate as comparison
+from cps.experiments import plots as pictures
+from cps.experiments.published import PUBLISHED
 
 
 def made(recipe="demo", order=0, shift=0.0, **more):

@@ -10,10 +10,10 @@ from torchvision.transforms.v2 import functional as tv
 
 import cps
 from conftest import ACCELERATOR, ListDataset, make_task
-from cps.data import as_examples
-from cps.images import as_images
-from cps.subnetwork import local_labels
-from cps.training import epoch_order
+from cps.data.examples import as_examples
+from cps.data.images import as_images
+from cps.network.subnetwork import local_labels
+from cps.training.trainer import epoch_order
 
 LABELS = np.repeat(np.arange(10), 6)
 IMAGES = np.arange(60, dtype=np.float32)[:, None].repeat(3, axis=1)

@@ -6,9 +6,9 @@ import torch
 
 import cps
 from conftest import make_task
-from cps.evaluation import _shuffled_groups
-from cps.groups import consecutive_groups
-from cps.network import SharedNetwork
+from cps.evaluation.evaluator import _shuffled_groups
+from cps.network.shared import SharedNetwork
+from cps.selection.groups import consecutive_groups
 
 
 @pytest.fixture

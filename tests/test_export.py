@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import cps
 from conftest import make_task
 from cps.cli import app
-from cps.decoding import decode_image
-from cps.exporting import PREPARED, AllTasks, export_all, export_task
+from cps.data.decode import decode_image
+from cps.export.onnx import PREPARED, AllTasks, export_all, export_task
 
 runner = CliRunner()
 
@@ -248,7 +248,7 @@ def test_mistakes_are_said_in_one_line_and_nothing_is_written(model, arguments, 
 )
 def test_a_missing_package_is_named_with_what_to_install(model, package, command, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    for name in [name for name in sys.modules if name == "cps.serving"]:
+    for name in [name for name in sys.modules if name == "cps.serve.server"]:
         monkeypatch.delitem(sys.modules, name)
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
@@ -266,7 +266,7 @@ def test_without_onnxruntime_the_graph_is_written_and_said_to_be_unchecked(learn
 
 def test_a_graph_that_computes_something_else_is_not_written(learner, tmp_path, monkeypatch):
     (tmp_path / "x.onnx").write_text("what was there before")
-    monkeypatch.setattr("cps.exporting.ROUNDING", -1.0)
+    monkeypatch.setattr("cps.export.onnx.ROUNDING", -1.0)
     with pytest.raises(RuntimeError, match="computes something else"):
         export_task(learner, 0, tmp_path / "x.onnx")
     assert (tmp_path / "x.onnx").read_text() == "what was there before"

@@ -5,9 +5,9 @@ import torch
 
 import cps
 from conftest import ACCELERATOR, ROUNDING, conv_net, let_all_pay, make_task
-from cps.crowd import Crowd, in_half
-from cps.devices import full_precision
-from cps.evidence import Outputs
+from cps.network.compact.parallel_inference import Crowd, in_half
+from cps.network.outputs import Outputs
+from cps.runtime.devices import full_precision
 from test_any_module import BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions

@@ -15,24 +15,24 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
-from cps import training as training_module
-from cps.backbones import large_resnet18, resnet18_third
-from cps.capture import compiled_alone
-from cps.crowd import Crowd
-from cps.data import TensorExamples
-from cps.draft import Classifier
-from cps.engine import Engine
-from cps.evidence import Outputs
-from cps.feed import Plan
-from cps.flat import Flat
-from cps.guard import Kept, Restorer, bind
-from cps.joining import Norm, joined
-from cps.padding import copy_into, padded, resized_state
-from cps.pixels import Prepare
-from cps.presentation import Presentation
-from cps.seeds import TURNS
-from cps.twin import check_alike, twin_of
-from cps.update import Update
+from cps.data.batch_transform import Presentation
+from cps.data.examples import TensorExamples
+from cps.data.normalize import Prepare
+from cps.network.backbones import large_resnet18, resnet18_third
+from cps.network.classifier import Classifier
+from cps.network.compact.channel_padding import copy_into, padded, resized_state
+from cps.network.compact.parallel_inference import Crowd
+from cps.network.freezing import Kept, Restorer, bind
+from cps.network.outputs import Outputs
+from cps.runtime.cuda_graphs import compiled_alone
+from cps.runtime.seeding import TURNS
+from cps.training import trainer as training_module
+from cps.training.cuda.accelerated_copy import check_alike, twin_of
+from cps.training.cuda.captured_step import Engine
+from cps.training.cuda.device_batches import Plan
+from cps.training.cuda.flat_parameters import Flat
+from cps.training.cuda.fused_norms import Norm, joined
+from cps.training.cuda.optimizer_step import Update
 
 needs_gpu = pytest.mark.skipif(ACCELERATOR == "cpu", reason="needs a GPU")
 
@@ -127,8 +127,8 @@ def test_convolutions_and_their_gradients_are_those_of_pytorch():
     """Triton's interpreter runs the kernels on the CPU, in a process of its own."""
     script = """
 import torch
-from cps.kernels import convolve, input_gradient, weight_gradient_parts
-from cps.strided_kernels import strided_input_gradient
+from cps.training.cuda.conv_kernels import convolve, input_gradient, weight_gradient_parts
+from cps.training.cuda.strided_conv_kernels import strided_input_gradient
 torch.manual_seed(0)
 last = {"memory_format": torch.channels_last}
 ways = [(8, 24, 8, 3, 1), (24, 48, 7, 3, 2), (24, 48, 8, 3, 2), (40, 88, 6, 1, 2), (9, 33, 9, 5, 1), (8, 70, 9, 5, 3)]
@@ -169,13 +169,13 @@ def test_norms_with_what_follows_them_and_their_gradients_are_those_of_pytorch()
     """Means far from zero, several parts, steps and blocks of channels, some of them not whole."""
     script = """
 import torch
-import cps.norms
+import cps.training.cuda.norms
 from torch.nn.functional import batch_norm, relu
-from cps.joining import Norm, _Normalize
-from cps.norms import Running, normalize, normalize_backward
+from cps.training.cuda.fused_norms import Norm, _Normalize
+from cps.training.cuda.norms import Running, normalize, normalize_backward
 torch.manual_seed(0)
 ways = [(5, 24, 9, True, True), (3, 88, 4, True, False), (40, 16, 8, False, True), (24, 64, 8, False, False)]
-for number, channels, size, has_relu, has_shortcut, cps.norms.MOST_PARTS in [(*w, p) for p in (132, 3) for w in ways]:
+for number, channels, size, has_relu, has_shortcut, cps.training.cuda.norms.MOST_PARTS in [(*w, p) for p in (132, 3) for w in ways]:
     values = lambda: torch.randn(number, channels, size, size).contiguous(memory_format=torch.channels_last)
     signal = (3 * values() + 20 * torch.randn(channels)[:, None, None]).requires_grad_()
     shortcut = values().requires_grad_() if has_shortcut else None
@@ -183,7 +183,7 @@ for number, channels, size, has_relu, has_shortcut, cps.norms.MOST_PARTS in [(*w
     weight.retain_grad(), bias.retain_grad()
     mean, variance = torch.randn(channels), torch.rand(channels)
     ours = Running(mean.clone(), variance.clone(), torch.tensor(4), 0.1)
-    assert cps.norms.MOST_PARTS != 3 or number < 5 or cps.norms._Cut.of(signal).steps > 1
+    assert cps.training.cuda.norms.MOST_PARTS != 3 or number < 5 or cps.training.cuda.norms._Cut.of(signal).steps > 1
     counts = torch.zeros(channels, dtype=torch.int32)
     total = batch_norm(signal, mean, variance, weight, bias, training=True)
     total = total + shortcut if has_shortcut else total
@@ -223,7 +223,7 @@ print("agrees")
     (512, 1, 2, False),
 ])  # fmt: skip
 def test_our_kernels_serve_where_they_are_the_faster_ones(channels, kernel, stride, expected):
-    from cps.convolution import _is_awkward
+    from cps.training.cuda.convolution import _is_awkward
 
     signal = torch.empty(1, device="meta").expand(128, channels, 32, 32)
     weight = torch.empty(channels, channels, kernel, kernel, device="meta")
@@ -280,7 +280,7 @@ def test_norms_are_joined_only_in_code_that_is_known():
 
 
 def test_a_joined_norm_refuses_one_number_a_channel_as_pytorch_does(monkeypatch):
-    monkeypatch.setattr("cps.convolution.runs_in_bf16", lambda signal: True)
+    monkeypatch.setattr("cps.training.cuda.convolution.runs_in_bf16", lambda signal: True)
     norm = joined(nn.Sequential(nn.BatchNorm2d(3)))
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm(torch.randn(1, 3, 1, 1))
@@ -393,7 +393,7 @@ def test_an_optimizer_that_is_not_known_takes_its_own_steps(optimizer):
 
 @pytest.mark.parametrize("factor", [1.0, 1.1])
 def test_an_update_in_one_kernel_that_does_something_else_is_refused(monkeypatch, factor):
-    kernels = pytest.importorskip("cps.update_kernels")
+    kernels = pytest.importorskip("cps.training.cuda.optimizer_kernels")
     flat = Flat({"a": nn.Parameter(torch.ones(8))})
     update = Update(flat, cps.SGD(0.1), flat.views, ())
     flat.vector.grad.fill_(1.0)
@@ -643,7 +643,7 @@ def test_a_crowd_looks_at_few_enough_images_at_once_for_the_memory_of_a_gpu(monk
         return [part for network in crowd.networks for part in network.say(network.look(pixels))]
 
     monkeypatch.setattr(crowd, "_captured", launch)
-    monkeypatch.setattr("cps.crowd.LAUNCH", 6 * 48)
+    monkeypatch.setattr("cps.network.compact.parallel_inference.LAUNCH", 6 * 48)
     images = torch.randn(7, 3, 4, 4)
     found = crowd._in_launches(images)
     assert launched == [3, 3, 1]
@@ -685,11 +685,11 @@ class Unknown(nn.Sequential):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch.compile
 @pytest.mark.parametrize("compiled", [False, True], ids=["captured", "compiled"])
 def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cudnn(monkeypatch, compiled):
-    import cps.convolution
-    import cps.training
+    import cps.training.cuda.convolution
+    import cps.training.trainer
 
     if compiled:
-        monkeypatch.setattr(cps.training, "LONG", 1)
+        monkeypatch.setattr(cps.training.trainer, "LONG", 1)
     training = cps.Training(2, cps.SGD(0.05), batch_size=16)
 
     def run(precision=None):
@@ -711,7 +711,7 @@ def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cu
 
 @needs_gpu
 def test_images_that_do_not_fit_stay_on_the_host_and_train_to_the_same_bits(make_learner, monkeypatch, caplog):
-    import cps.data
+    import cps.data.examples
 
     def run():
         torch.manual_seed(0)

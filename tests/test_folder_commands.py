@@ -21,14 +21,17 @@ from typer.testing import CliRunner
 
 import cps
 from conftest import make_task, write_shipment
-from cps import cli_predict, inbox, inspection, storage
+from cps.app import inspect as inspection
+from cps.app import predict_files as inbox
+from cps.app.learn_folder import checkpoint_of
+from cps.app.task_metadata import accuracy_in_words
 from cps.cli import app
-from cps.growing import checkpoint_of
-from cps.loaders import loader_of
-from cps.lock import locked
-from cps.masks import share_on
-from cps.notes import accuracy_in_words
-from cps.terminal import CtrlC, json_text
+from cps.cli import predict as cli_predict
+from cps.cli.loaders import loader_of
+from cps.cli.terminal import CtrlC, json_text
+from cps.network.masks import share_on
+from cps.storage import container as storage
+from cps.storage.lock import locked
 
 CPU = ["--accelerator", "cpu"]
 
@@ -370,8 +373,8 @@ def test_a_damaged_model_is_reported_as_json_too(model):
 
 
 def test_the_help_names_all_backbones():
-    from cps.backbones import BUILTINS
-    from cps.cli_model import BACKBONES
+    from cps.cli.model import BACKBONES
+    from cps.network.backbones import BUILTINS
 
     assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
 
@@ -385,10 +388,10 @@ def test_an_interrupted_run_says_that_it_goes_on(parts, model, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("cps.growing.Learner.learn", stop)
+        patch.setattr("cps.app.learn_folder.Learner.learn", stop)
         assert "Nothing was learned yet" in run(*arguments, code=130).output
     with monkeypatch.context() as patch:
-        patch.setattr("cps.progress.Progress.words", property(stop))
+        patch.setattr("cps.training.progress.Progress.words", property(stop))
         stopped = run(*arguments, code=130)
         assert "checkpoint" not in stopped.stdout
         assert "What was learned is saved" in stopped.output
@@ -407,7 +410,7 @@ def test_a_checkpoint_of_other_work_survives_a_command_that_has_nothing_to_do(pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("cps.progress.Progress.words", property(stop))
+        patch.setattr("cps.training.progress.Progress.words", property(stop))
         run("learn", folder, "--model", model, "--epochs", 3, *CPU, code=130)
     kept = checkpoint_of(model).read_bytes()
     assert "nothing to do" in run("learn", parts[0] / "january", "--model", model, *CPU).output

@@ -6,9 +6,10 @@ import torch
 from PIL import Image
 
 import cps
-from cps import decoding, folders
-from cps.decoding import ImageError, decode_image
-from cps.folders import read_folder
+from cps.data import decode as decoding
+from cps.data import image_folder as folders
+from cps.data.decode import ImageError, decode_image
+from cps.data.image_folder import read_folder
 
 
 def picture(width=12, height=8, seed=0):

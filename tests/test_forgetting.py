@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
-from cps.masks import is_subset, times_used
+from cps.network.masks import is_subset, times_used
 
 TASKS = 3
 BY_CHANCE = 0 if ACCELERATOR == "cpu" else 3  # numbers of others that may be equal to some of a task's

@@ -13,10 +13,13 @@ import torch
 
 import cps
 from conftest import make_task, write_shipment
-from cps import checkpoint, growing, lock, resemblance
-from cps.lock import LockedError, locked
-from cps.proposal import Wishes
-from cps.shipment import look
+from cps.app import learn_folder as growing
+from cps.app import similar_classes as resemblance
+from cps.app.autoconfig import Wishes
+from cps.app.folder_scan import look
+from cps.storage import lock
+from cps.storage.lock import LockedError, locked
+from cps.training import checkpoint
 
 WISHES = Wishes(epochs=4, batch_size=8)
 
@@ -200,7 +203,7 @@ def learn_until(folder, model, fatal):
 def test_a_kill_at_any_moment_leaves_a_model_that_works_and_learning_that_goes_on(grown, tmp_path):
     root, _ = grown
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["cps.growing", "lightning_fabric", "hypothesis", "torch._dynamo"])
+    server.set_forkserver_preload(["cps.app.learn_folder", "lightning_fabric", "hypothesis", "torch._dynamo"])
     model = tmp_path / "model.cps"
     old, whole = fingerprints(root / "one.cps"), fingerprints(root / "two.cps")
 

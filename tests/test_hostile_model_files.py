@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cps
-from cps.storage import FileError
+from cps.storage.container import FileError
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.model_files import Watch, fuzz, outcome

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cps import decoding
+from cps.data import decode as decoding
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.images import cases, outcome, seeds

@@ -11,9 +11,9 @@ import torch
 
 import cps
 from conftest import write_shipment
-from cps import inbox
-from cps.arrivals import states_in
-from cps.folders import read_folder
+from cps.app import predict_files as inbox
+from cps.app.watch_folder import states_in
+from cps.data.image_folder import read_folder
 
 
 @pytest.fixture(scope="module")

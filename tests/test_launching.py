@@ -5,7 +5,7 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from cps.launching import compiled_together, launch
+from cps.training.cuda.kernel_warmup import compiled_together, launch
 
 
 class Kernel:
@@ -90,9 +90,9 @@ def test_what_a_failed_compilation_leaves_in_its_context_stays_there(kernel, mon
 
 def constants(monkeypatch, images, step):
     """Return what the kernels of a step are compiled for: their constants."""
-    import cps.kernels
-    import cps.norms
-    import cps.strided_kernels
+    import cps.training.cuda.conv_kernels
+    import cps.training.cuda.norms
+    import cps.training.cuda.strided_conv_kernels
 
     found = set()
 
@@ -100,8 +100,8 @@ def constants(monkeypatch, images, step):
         values = zip(kernel.params, arguments, strict=True)
         found.add((kernel.__name__, *(value for place, value in values if place.is_constexpr), *options.items()))
 
-    monkeypatch.setattr(cps.kernels, "launch", note)
-    monkeypatch.setattr(cps.norms, "launch", note)
+    monkeypatch.setattr(cps.training.cuda.conv_kernels, "launch", note)
+    monkeypatch.setattr(cps.training.cuda.norms, "launch", note)
     monkeypatch.setattr(cps.strided_kernels, "launch", note)
     step(images)
     return found
@@ -111,9 +111,9 @@ def constants(monkeypatch, images, step):
 @pytest.mark.parametrize("channels", [24, 48, 88, 176, 512])
 def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, channels):
     pytest.importorskip("triton")
-    from cps.kernels import convolve, input_gradient, weight_gradient_parts
-    from cps.norms import Running, normalize, normalize_backward
-    from cps.strided_kernels import strided_input_gradient
+    from cps.training.cuda.conv_kernels import convolve, input_gradient, weight_gradient_parts
+    from cps.training.cuda.norms import Running, normalize, normalize_backward
+    from cps.training.cuda.strided_conv_kernels import strided_input_gradient
 
     weight = torch.randn(channels, channels, 3, 3).contiguous(memory_format=torch.channels_last)
     each, count = torch.zeros(channels), torch.zeros((), dtype=torch.long)

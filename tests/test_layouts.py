@@ -6,9 +6,9 @@ from torch import nn
 
 import cps
 from conftest import conv_net, make_task
-from cps.masks import BITS, masked
-from cps.partition import laid_out_as, move
-from cps.probe import has_place_for
+from cps.network.backbone_checks import has_place_for
+from cps.network.masks import BITS, masked
+from cps.network.partition import laid_out_as, move
 
 
 class Transposed:

@@ -9,13 +9,13 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, make_task
-from cps.data import TensorExamples
-from cps.draft import Classifier
-from cps.engine import Engine
-from cps.feed import Plan
-from cps.losses import supervised_contrast
-from cps.pixels import Prepare
-from cps.presentation import Presentation
+from cps.data.batch_transform import Presentation
+from cps.data.examples import TensorExamples
+from cps.data.normalize import Prepare
+from cps.network.classifier import Classifier
+from cps.training.cuda.captured_step import Engine
+from cps.training.cuda.device_batches import Plan
+from cps.training.losses import supervised_contrast
 
 
 def test_the_contrastive_term_is_that_of_the_formula():

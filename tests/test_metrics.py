@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cps.metrics import (
+from cps.evaluation.metrics import (
     auroc,
     average_accuracy,
     average_incremental_accuracy,

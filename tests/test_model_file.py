@@ -19,9 +19,9 @@ from torch import nn
 
 import cps
 from conftest import conv_net, make_task
-from cps import storage
-from cps.masks import full_masks, pack, unpack
-from cps.network import SharedNetwork
+from cps.network.masks import full_masks, pack, unpack
+from cps.network.shared import SharedNetwork
+from cps.storage import container as storage
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ def test_one_more_task_of_resnet18_costs_at_most_a_fifth_of_a_mebibyte_beside_no
         draft = network.grow([2 * task, 2 * task + 1], 512, torch.Generator())
         network.input_shape = (3, 8, 8)
         network.seal(draft)
-        from cps.modelfile import write_model
+        from cps.network.model_file import write_model
 
         write_model(tmp_path / "model.cps", network, {})
         sizes.append((tmp_path / "model.cps").stat().st_size)
@@ -318,7 +318,7 @@ def test_a_builtin_backbone_is_one_of_a_closed_list():
 
 def test_equal_models_are_equal_files(learned, tmp_path):
     """The order of the metadata is drawn anew in each process, so in one process this may hold by chance."""
-    code = "import sys; from cps import storage; storage.write(sys.argv[1], 'test', {'b': 1, 'a': 2}, {})"
+    code = "import sys; from cps.storage import container; container.write(sys.argv[1], 'test', {'b': 1, 'a': 2}, {})"
     for name in ("one", "two", "three", "four"):
         subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1

@@ -7,10 +7,10 @@ import torch
 
 import cps
 from conftest import ACCELERATOR, make_task
-from cps.devices import make_fabric
-from cps.draft import Draft
-from cps.masks import is_subset
-from cps.network import SharedNetwork
+from cps.network.draft import Draft
+from cps.network.masks import is_subset
+from cps.network.shared import SharedNetwork
+from cps.runtime.devices import make_fabric
 
 OPTIMIZERS = {
     "sgd": cps.SGD(0.1, momentum=0.9, weight_decay=1e-2),
@@ -80,7 +80,7 @@ def test_negative_control_sealing_over_taken_weights_is_noticed(make_learner, mo
         learn_and_compare(learner)
     assert len(learner.network.subnetworks) == 1  # and the first is as it was
     learner.network.check_sealed()
-    monkeypatch.setattr("cps.transaction.first_moved", lambda *_: None)
+    monkeypatch.setattr("cps.network.transaction.first_moved", lambda *_: None)
     assert not learn_and_compare(make_learner())
 
 
@@ -165,7 +165,7 @@ def test_negative_control_a_seal_that_takes_only_the_last_masks_is_noticed(make_
 
     seal = SharedNetwork.seal
     monkeypatch.setattr(SharedNetwork, "seal", careless_seal)
-    monkeypatch.setattr("cps.transaction.first_moved", lambda *_: None)
+    monkeypatch.setattr("cps.network.transaction.first_moved", lambda *_: None)
     assert not taken_only_grows(make_learner(rounds=3))
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cps
-from cps.activity import activity_of
-from cps.masks import full_masks
-from cps.pruning import importance
-from cps.unread import unread_channels
+from cps.network.masks import full_masks
+from cps.pruning.activations import activity_of
+from cps.pruning.dead_channels import unread_channels
+from cps.pruning.nnrelief import importance
 
 
 def reference_kernel_importance(layer, images):

@@ -10,12 +10,14 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, ListDataset, conv_net, let_all_pay, make_task
-from cps import devices, seeds, training
-from cps.capture import Captured
-from cps.data import as_examples
-from cps.miniatures import Miniatures
-from cps.probe import first_pass
-from cps.seeds import seeded
+from cps.data.examples import as_examples
+from cps.network.backbone_checks import first_pass
+from cps.network.compact.cache import Miniatures
+from cps.runtime import devices
+from cps.runtime import seeding as seeds
+from cps.runtime.cuda_graphs import Captured
+from cps.runtime.seeding import seeded
+from cps.training import trainer as training
 
 
 class Watching(nn.Module):

@@ -12,16 +12,16 @@ from torch.distributions import MultivariateNormal
 
 import cps
 from conftest import let_all_pay, make_task
-from cps.cascade import _unpacked
-from cps.components import components_of, evened
-from cps.devices import full_precision
-from cps.evidence import Evidence, Outputs
-from cps.familiarity import how_familiar
-from cps.groups import mean_by_group
-from cps.selection import best_task, select
-from cps.stream import RATES, STRAY, Stream
-from cps.subnetwork import Subnetwork
-from cps.views import class_logits, looks_at
+from cps.data.rotations import class_logits, looks_at
+from cps.network.outputs import Evidence, Outputs
+from cps.network.subnetwork import Subnetwork
+from cps.runtime.devices import full_precision
+from cps.selection.base import best_task, select
+from cps.selection.cascade import _unpacked
+from cps.selection.components import components_of, evened
+from cps.selection.groups import mean_by_group
+from cps.selection.rejection import how_familiar
+from cps.selection.stream import RATES, STRAY, Stream
 
 TASKS, CLASSES, FEATURES = 4, 3, 12
 
@@ -246,7 +246,7 @@ def test_a_stream_starts_anew_when_another_task_has_been_learned(learner):
 
 @pytest.mark.parametrize("stray", [STRAY, 0.0])
 def test_one_image_in_a_stream_does_not_undo_many_however_sure_it_is(learner, monkeypatch, stray):
-    monkeypatch.setattr("cps.stream.STRAY", stray)
+    monkeypatch.setattr("cps.selection.stream.STRAY", stray)
     scores = torch.tensor([[1.0, 0.0, 0.0]] * 30 + [[0.0, 300.0, 0.0]] + [[1.0, 0.0, 0.0]] * 3)
     said = [Outputs(scores, scores[:, [task]].expand(-1, 2)) for task in range(3)]
     evidence = Evidence(lambda tasks: [said[task] for task in tasks], 3)
@@ -349,7 +349,7 @@ def test_few_images_pass_in_all_looks_at_once_and_many_in_stretches(make_learner
     with full_precision():
         found = learner.network.whole_outputs([images], 0)
         assert passed == sizes
-        monkeypatch.setattr("cps.network.AT_ONCE", 1)
+        monkeypatch.setattr("cps.network.shared.AT_ONCE", 1)
         one_by_one = learner.network.whole_outputs([images], 0)
     assert passed[len(sizes) :] == [8] * number
     torch.testing.assert_close(found.logits, one_by_one.logits, rtol=1e-3, atol=1e-3)
@@ -436,7 +436,7 @@ def test_a_cascade_that_is_launched_gives_the_same_scores_and_keeps_one_graph(ma
         def __call__(self, *inputs):
             return self.work(*inputs)
 
-    monkeypatch.setattr("cps.cascade.Captured", Plain)
+    monkeypatch.setattr("cps.selection.cascade.Captured", Plain)
     learner, cascade, images = make_learner(), cps.Cascade(), make_task(0).test[0]
     for first in (0, 10, 20):
         learner.learn(make_task(first))

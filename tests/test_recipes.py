@@ -10,13 +10,13 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import cps
-from cps import sources
-from cps.backbones import large_resnet18
-from cps.bench import Run
-from cps.forms import SETTINGS
-from cps.lock import LockedError, locked
-from cps.recipes import RECIPES
-from cps.sources import read_cifar100
+from cps.config import SETTINGS
+from cps.data import datasets as sources
+from cps.data.datasets import read_cifar100
+from cps.experiments.recipes import RECIPES
+from cps.experiments.run import Run
+from cps.network.backbones import large_resnet18
+from cps.storage.lock import LockedError, locked
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -14,11 +14,14 @@ from PIL import Image
 
 import cps
 from conftest import make_task
-from cps import decoding, following, serving, uploads
-from cps.decoding import decode_image
-from cps.following import Followed
-from cps.gate import Limits
-from cps.hosting import Host
+from cps.data import decode as decoding
+from cps.data.decode import decode_image
+from cps.serve import server as serving
+from cps.serve import uploads
+from cps.serve.middleware import Limits
+from cps.serve.served_model import Host
+from cps.storage import reload as following
+from cps.storage.reload import Followed
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from fuzz.odd_files import reseal

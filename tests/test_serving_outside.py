@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import cps
 from browser import CHROMIUM, browser
 from cps.cli import app
-from cps.gate import Limits
+from cps.serve.middleware import Limits
 from served import SIZE, eventually, learned, picture, post, serving_at
 
 XSS = "<img src=x onerror=alert(1)>.png"
@@ -51,7 +51,7 @@ def uploads(tmp_path_factory):
 @pytest.mark.parametrize(("path", "file"), [("/", "page.html"), ("/docs", "docs.html")])
 def test_a_page_stands_alone_and_its_policy_allows_nothing_else(address, path, file):
     reply = httpx.get(f"{address}{path}")
-    page = (files("cps") / file).read_text()
+    page = (files("cps.serve") / "static" / file).read_text()
     assert reply.text == page
     assert not re.search(r"https?://", page)
     assert "innerHTML" not in page

@@ -9,12 +9,12 @@ from PIL import Image
 
 import cps
 from conftest import write_shipment
-from cps.backbones import BUILTINS
-from cps.decoding import ImageError
-from cps.estimate import estimate
-from cps.growing import prepare
-from cps.proposal import AUGMENTATIONS, Wishes, augmentation, propose
-from cps.shipment import Sample, Shipment, look
+from cps.app.autoconfig import AUGMENTATIONS, Wishes, augmentation, propose
+from cps.app.estimate import estimate
+from cps.app.folder_scan import Sample, Shipment, look
+from cps.app.learn_folder import prepare
+from cps.data.decode import ImageError
+from cps.network.backbones import BUILTINS
 
 
 def shipment_of(images, side, *, grey=False):

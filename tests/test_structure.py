@@ -62,7 +62,7 @@ def test_negative_control_imports_that_point_up_are_seen_in_every_form():
     forms = ("import cps.learner", "from cps.learner import Learner", "from cps import learner, masks")
     assert [pointing_up({"network": form}) for form in forms] == [["network imports learner"]] * 3
     assert pointing_up({"network": "from cps import network"})
-    assert not pointing_up({"network": "import cps.masks, cps\nfrom cps import masks"})
+    assert not pointing_up({"network": "import cps.network.masks, cps\nfrom cps import masks"})
 
 
 def test_there_is_no_drawer():

@@ -14,8 +14,8 @@ from torch import nn
 
 import cps
 from conftest import ACCELERATOR, conv_net, let_all_pay, make_task
-from cps.devices import same_bits
-from cps.tracing import traced
+from cps.network.compact.fx_tracing import traced
+from cps.runtime.devices import same_bits
 
 
 @pytest.fixture

@@ -7,39 +7,39 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from cps.augmentation import Augmentation
-from cps.backbones import Builtin
-from cps.capacity import Capacity
-from cps.cascade import Cascade
-from cps.checkpoint import Checkpoint, Position, Saved, identify
-from cps.data import ClassName, Examples
-from cps.devices import agreed, by_the_first, make_fabric, ready
-from cps.draft import Draft
-from cps.evidence import Evidence
-from cps.extraction import Standalone
-from cps.forgetting import forget_task, fresh_weights
-from cps.forms import SETTINGS, check_forms
-from cps.groups import consecutive_groups
-from cps.images import as_images
-from cps.intake import check_images, some_pixels, take_in
-from cps.masks import smaller
-from cps.modelfile import write_model
-from cps.network import SharedNetwork
-from cps.observation import check_observed, checked_selectors, observe_last
-from cps.pixels import Normalize
-from cps.prediction import Prediction, classify
-from cps.presentation import Presentation
-from cps.progress import Progress
-from cps.pruning import NNrelief, Pruner
-from cps.scenario import Task
-from cps.seeds import generator, seeded
-from cps.selection import ImportanceSignature, MaxOutput, Oracle, Selector, select
-from cps.settings import Adam, Steps, Training
-from cps.stream import Stream
-from cps.subnetwork import Fingerprint, Subnetwork
-from cps.training import Epoch, Trainer
-from cps.transaction import learning
-from cps.views import Upright, Views
+from cps.config import SETTINGS, check_forms
+from cps.data.augmentation import Augmentation
+from cps.data.batch_transform import Presentation
+from cps.data.examples import ClassName, Examples
+from cps.data.images import as_images
+from cps.data.normalize import Normalize
+from cps.data.rotations import Upright, Views
+from cps.data.tasks import Task
+from cps.network.backbones import Builtin
+from cps.network.capacity import Capacity
+from cps.network.compact.extraction import Standalone
+from cps.network.draft import Draft
+from cps.network.input_checks import check_images, some_pixels, take_in
+from cps.network.masks import smaller
+from cps.network.model_file import write_model
+from cps.network.outputs import Evidence
+from cps.network.shared import SharedNetwork
+from cps.network.subnetwork import Fingerprint, Subnetwork
+from cps.network.transaction import learning
+from cps.pruning.nnrelief import NNrelief, Pruner
+from cps.runtime.devices import agreed, by_the_first, make_fabric, ready
+from cps.runtime.seeding import generator, seeded
+from cps.selection.base import ImportanceSignature, MaxOutput, Oracle, Selector, select
+from cps.selection.cascade import Cascade
+from cps.selection.groups import consecutive_groups
+from cps.selection.predict import Prediction, classify
+from cps.selection.statistics import check_observed, checked_selectors, observe_last
+from cps.selection.stream import Stream
+from cps.training.checkpoint import Checkpoint, Position, Saved, identify
+from cps.training.progress import Progress
+from cps.training.settings import Adam, Steps, Training
+from cps.training.trainer import Epoch, Trainer
+from cps.unlearning import forget_task, fresh_weights
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

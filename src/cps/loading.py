@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cps.backbones import Builtin
-from cps.evidence import Evidence, Outputs
-from cps.familiarity import check_familiarity
-from cps.forms import SETTINGS, check_forms
+from cps.config import SETTINGS, check_forms
+from cps.data.rotations import check_views
 from cps.learner import Learner
-from cps.modelfile import fill, read_model
-from cps.network import SharedNetwork
-from cps.observation import checked_selectors, unobserved
-from cps.plain import unknown_in
-from cps.selection import Selector, select
-from cps.storage import FileError
-from cps.views import check_views
+from cps.network.backbones import Builtin
+from cps.network.model_file import fill, read_model
+from cps.network.outputs import Evidence, Outputs
+from cps.network.shared import SharedNetwork
+from cps.selection.base import Selector, select
+from cps.selection.rejection import check_familiarity
+from cps.selection.statistics import checked_selectors, unobserved
+from cps.storage.container import FileError
+from cps.storage.settings_codec import unknown_in
 
 
 class BackboneMissing(ValueError):

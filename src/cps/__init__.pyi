@@ -1,0 +1,62 @@
+# The public names. `cps/__init__.py` reads this file, so it is the only list of them.
+
+from .data.augmentation import (
+    Augmentation as Augmentation,
+    Chain as Chain,
+    Colour as Colour,
+    Flip as Flip,
+    PadCrop as PadCrop,
+    ResizedCrop as ResizedCrop,
+    Rotate as Rotate,
+)
+from .data.decode import ImageError as ImageError, read_image as read_image
+from .data.image_folder import FolderImages as FolderImages, ImageFolder as ImageFolder, read_folder as read_folder
+from .data.normalize import Normalize as Normalize
+from .data.rotations import Rotations as Rotations, Upright as Upright, Views as Views
+from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
+from .evaluation.evaluator import evaluate as evaluate
+from .export.onnx import Export as Export, export_all as export_all, export_task as export_task
+from .learner import Learner as Learner
+from .loading import load as load
+from .network.backbones import (
+    Builtin as Builtin,
+    SmallConvNet as SmallConvNet,
+    resnet18 as resnet18,
+    resnet32 as resnet32,
+)
+from .network.capacity import Capacity as Capacity, CapacityError as CapacityError, CapacityWarning as CapacityWarning
+from .network.classifier import Loss as Loss
+from .network.compact.extraction import Standalone as Standalone
+from .network.masks import Masks as Masks
+from .network.outputs import Evidence as Evidence, Outputs as Outputs
+from .network.shared import SharedNetwork as SharedNetwork
+from .network.subnetwork import Fingerprint as Fingerprint, Subnetwork as Subnetwork
+from .pruning.nnrelief import Magnitude as Magnitude, NNrelief as NNrelief, Pruner as Pruner
+from .runtime.devices import make_fabric as make_fabric
+from .selection.base import (
+    GraphSelector as GraphSelector,
+    ImportanceSignature as ImportanceSignature,
+    LinkedSelector as LinkedSelector,
+    MaxOutput as MaxOutput,
+    Oracle as Oracle,
+    Selector as Selector,
+)
+from .selection.cascade import Cascade as Cascade
+from .selection.predict import Prediction as Prediction
+from .selection.stream import Stream as Stream
+from .storage.container import FileError as FileError
+from .storage.settings_codec import setting as setting
+from .testing import check_pruner as check_pruner, check_selector as check_selector
+from .training.losses import Contrastive as Contrastive, CrossEntropy as CrossEntropy
+from .training.progress import Progress as Progress
+from .training.settings import (
+    Adam as Adam,
+    AdamW as AdamW,
+    Constant as Constant,
+    Cosine as Cosine,
+    SGD as SGD,
+    Steps as Steps,
+    Training as Training,
+)
+
+__version__: str

@@ -1,0 +1,1 @@
+"""Folders of images to a model file that grows."""

@@ -1,0 +1,50 @@
+"""The command line: each command is a function of one of the `cli_...` files."""
+
+from typing import Annotated
+
+import typer
+
+import cps
+from cps.cli import bench as cli_bench
+from cps.cli import export as cli_export
+from cps.cli import model as cli_model
+from cps.cli import predict as cli_predict
+from cps.cli import serve as cli_serve
+from cps.cli.terminal import console, in_plain_words
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Continual Prune-and-Select: one network learns task after task and never forgets.",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        console.print(f"cps {cps.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, help="Show the version.")] = False,
+) -> None: ...
+
+
+for command in (
+    cli_model.learn,
+    cli_predict.predict,
+    cli_serve.serve,
+    cli_model.inspect,
+    cli_model.verify,
+    cli_export.export,
+    cli_model.forget,
+    cli_bench.bench,
+    cli_bench.report,
+):
+    app.command()(in_plain_words(command))
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

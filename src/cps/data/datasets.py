@@ -1,0 +1,137 @@
+"""Sources: where the data and the pretrained weights of the recipes come from."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from cps.data.examples import Data
+from cps.data.image_folder import ImageFolder
+from cps.data.tasks import class_order
+
+CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
+CUB_MD5 = "97eceeb196236b17998738112f37df78"
+SIDE, TEST_MARGIN = 224, 256 / 224 - 1  # pixels; at test the short side is scaled to 256 and the middle cut out
+
+
+def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
+    """Return the digits that scikit-learn brings, four fifths to train and one fifth to test."""
+    if folder is not None:
+        raise ValueError("the digits come with scikit-learn; leave out the folder of data")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
+    """Return CIFAR-100 from a folder that holds `cifar-100-python`, or that it can be downloaded to."""
+    from torchvision.datasets import CIFAR100
+
+    root = folder or Path("data")
+    parts = []
+    for train in (True, False):
+        try:
+            part = CIFAR100(root, train=train, download=not (root / CIFAR100.base_folder).is_dir())
+        except (RuntimeError, OSError) as error:
+            raise ValueError(
+                f"CIFAR-100 is not in '{root}', or is damaged, and cannot be downloaded ({error}); put the unpacked "
+                f"folder '{CIFAR100.base_folder}' there, or name another folder with --data"
+            ) from error
+        parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), part.targets))
+    return parts[0], parts[1]
+
+
+def read_cub200(folder: Path | None) -> tuple[Data, Data]:
+    """Return CUB-200-2011 from FOLDER/train and FOLDER/test, or from its archive, which is downloaded if need be."""
+    root = folder or Path("data")
+    if (root / "train").is_dir():
+        return read_image_folders(root)
+    images = root / "CUB_200_2011" / "images"
+    if not images.is_dir():
+        _download_cub200(root)
+    files = [line.split()[1] for line in (images.parent / "images.txt").read_text().splitlines()]
+    split = [line.split()[1] for line in (images.parent / "train_test_split.txt").read_text().splitlines()]
+    train, test = ([images / f for f, part in zip(files, split, strict=True) if part == kind] for kind in ("1", "0"))
+    cache = root / "cache"
+    return (
+        ImageFolder(images, size=SIDE, files=train, cache=cache),
+        ImageFolder(images, size=SIDE, margin=TEST_MARGIN, files=test, cache=cache),
+    )
+
+
+def read_image_folders(folder: Path | None) -> tuple[Data, Data]:
+    """Return the images in FOLDER/train/CLASS and FOLDER/val/CLASS (or test), decoded task by task."""
+    root = folder or Path("data")
+    test = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
+    for part in (root / "train", test):
+        if not part.is_dir():
+            raise ValueError(
+                f"there is no folder '{part}'; put the images into {root}/train/CLASS/*.jpg and "
+                f"{root}/val/CLASS/*.jpg, or name another folder with --data"
+            )
+    cache = root / "cache"
+    return (
+        ImageFolder(root / "train", size=SIDE, cache=cache),
+        ImageFolder(test, size=SIDE, margin=TEST_MARGIN, cache=cache),
+    )
+
+
+def read_imagenet100(folder: Path | None) -> tuple[Data, Data]:
+    """Return 100 classes of ImageNet: all that are there, or of 1,000 the first 100 in the order of seed 1993."""
+    parts = read_image_folders(folder)
+    classes = sorted(set(parts[0].targets))
+    if len(classes) > 100:
+        chosen = set(class_order(classes, 1993)[:100])
+        for part in parts:
+            part.keep(chosen)
+    return parts
+
+
+def imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
+    """Load ImageNet weights into a torchvision ResNet-18: from a safetensors file, or downloaded by torchvision."""
+    if file is not None:
+        state = {n: value.float() if value.is_floating_point() else value for n, value in _weights_in(file).items()}
+    else:
+        from torchvision.models import ResNet18_Weights
+
+        try:
+            state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
+        except OSError as error:
+            raise ValueError(
+                f"the ImageNet weights of ResNet-18 cannot be downloaded ({error}); name a safetensors file of them "
+                "with --weights"
+            ) from error
+    wanted = set(backbone.state_dict())
+    missing = wanted - set(state)
+    if missing:
+        raise ValueError(f"'{file}' has no weights for {', '.join(sorted(missing)[:3])}; is it a ResNet-18?")
+    backbone.load_state_dict({name: value for name, value in state.items() if name in wanted})
+
+
+def _weights_in(file: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file of weights '{file}'")
+    try:
+        return load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"'{file}' is not a safetensors file of weights ({error})") from None
+
+
+def _download_cub200(root: Path) -> None:
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    try:
+        download_and_extract_archive(CUB_URL, str(root), md5=CUB_MD5)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"CUB-200-2011 is not in '{root}' and cannot be downloaded ({error}); put its folder 'CUB_200_2011' there, "
+            "or folders train/CLASS/*.jpg and test/CLASS/*.jpg, or name another folder with --data"
+        ) from error

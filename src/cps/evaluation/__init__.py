@@ -1,0 +1,1 @@
+"""Accuracy matrices and metrics."""

@@ -1,0 +1,1 @@
+"""Recipes, runs, results and reports."""

@@ -1,0 +1,251 @@
+"""Recipes: one function for each experiment, returning all of its settings as plain data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cps.config import SETTINGS
+from cps.data.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
+from cps.data.datasets import (
+    imagenet_weights,
+    read_cifar100,
+    read_cub200,
+    read_digits,
+    read_image_folders,
+    read_imagenet100,
+)
+from cps.data.examples import Data
+from cps.data.image_folder import ImageFolder
+from cps.data.normalize import IMAGENET, Normalize
+from cps.data.rotations import Rotations, Views
+from cps.data.tasks import Scenario, split_by_class
+from cps.network.backbones import Builtin, SmallConvNet
+from cps.network.capacity import Capacity
+from cps.pruning.nnrelief import NNrelief, Pruner
+from cps.runtime.seeding import seeded
+from cps.selection.base import ImportanceSignature, MaxOutput, Selector
+from cps.selection.cascade import Cascade
+from cps.training.losses import Contrastive
+from cps.training.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scaled
+
+SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
+JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
+PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
+FIRST = Cascade(size=32, shrinkage=0.1)  # that of the published runs of the paper's recipes
+SURE = Cascade(size=64, shrinkage=0.1, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # many images, long training
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment: data, the cut into tasks, backbone and the learner's settings; `cost` is in words.
+
+    `joint` is how joint training on all classes trains, where `train` would make it a poor upper bound.
+    """
+
+    name: str
+    about: str
+    read: Callable[[Path | None], tuple[Data, Data]]
+    sizes: int | Sequence[int]
+    backbone: Callable[[], nn.Module]
+    train: Training
+    retrain: Training
+    pruner: Pruner
+    rounds: int = 3
+    selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature(), Cascade())
+    augment: Augmentation | None = None
+    views: Views | None = None
+    normalize: Normalize | None = None
+    prune_images: int = 1000
+    capacity: Capacity | None = None
+    group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
+    order: int | None = None
+    joint: Training | None = None
+    pretrained: Callable[[nn.Module, Path | None], None] | None = None
+    cost: str = ""
+
+    def scenario(
+        self, data: Path | None, order: int | None, watch: Callable[[int, int], None] | None = None
+    ) -> Scenario:
+        """Return the tasks, in the order of classes that a seed gives (None: sorted).
+
+        `watch` is called while images are decoded, which is done when a task is learned.
+        """
+        train, test = self.read(data)
+        for part in (train, test):
+            if isinstance(part, ImageFolder):
+                part.watch = watch
+        return split_by_class(train, test, sizes=self.sizes, order=order)
+
+    def drawn(self, seed: int) -> nn.Module:
+        """Return a new backbone whose values depend on the seed alone."""
+        with seeded(torch.device("cpu"), seed):
+            return self.backbone()
+
+    def learner_settings(self) -> dict[str, Any]:
+        """Return what `Learner` takes of the recipe."""
+        return {name: getattr(self, name) for name in SETTINGS if name != "seed"}
+
+    def selecting_by(self, name: str) -> "Recipe":
+        """Return the recipe with the selector of that name as the one that predicts."""
+        known = {selector.name: selector for selector in (*SELECTORS, *self.selectors)}
+        if name not in known:
+            raise ValueError(f"there is no selector '{name}'; there are: {', '.join(known)}")
+        others = tuple(selector for selector in self.selectors if selector.name != name)
+        return replace(self, selectors=(known[name], *others))
+
+    def scaled(self, epochs: float) -> "Recipe":
+        """Return the recipe with `epochs` times the epochs, for a short trial."""
+        joint = self.joint and scaled(self.joint, epochs)
+        return replace(self, train=scaled(self.train, epochs), retrain=scaled(self.retrain, epochs), joint=joint)
+
+
+def digits() -> Recipe:
+    """Return the demo: scikit-learn's 8x8 digits, five tasks of two, a small convolutional network."""
+    return Recipe(
+        name="digits",
+        about="scikit-learn's 8x8 digits in 5 tasks of 2, a small network; the demo",
+        read=read_digits,
+        sizes=2,
+        cost="1 min on 2 cores",
+        backbone=lambda: SmallConvNet(channels=1, widths=(64, 128, 128)),
+        train=Training(20, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
+        retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
+        pruner=NNrelief(alpha=0.7),
+        rounds=2,
+        selectors=(Cascade(), MaxOutput(), ImportanceSignature()),
+    )
+
+
+def cifar100(tasks: int) -> Recipe:
+    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks, or in more: ResNet-18(1/3), Adam, three rounds."""
+    return Recipe(
+        name=f"cifar100-{tasks}",
+        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's training",
+        read=read_cifar100,
+        sizes=100 // tasks,
+        cost="3 min on an H200",
+        backbone=Builtin("resnet18-third"),
+        train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
+        retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=3,
+        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
+        augment=Chain((PadCrop(4), Flip())),
+        normalize=IMAGENET,
+        joint=JOINT,
+        capacity=PAPER,
+    )
+
+
+def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe:
+    """Return the paper's ImageNet in ten tasks: ResNet-18, one round; DATA/train/CLASS and DATA/val/CLASS."""
+    return Recipe(
+        name=f"imagenet{classes}{suffix}",
+        about=f"ImageNet, {classes} classes in 10 tasks, ResNet-18, {type(optimizer).__name__}; the paper's settings",
+        read=read_imagenet100 if classes == 100 else read_image_folders,
+        sizes=classes // 10,
+        cost=f"about {classes // 6} min on an H200, and decoding",
+        backbone=Builtin("resnet18-large"),
+        train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
+        retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=1,
+        augment=Chain((ResizedCrop(), Flip())),
+        normalize=IMAGENET,
+        capacity=PAPER,
+        order=1993,
+    )
+
+
+def cub200() -> Recipe:
+    """Return the paper's CUB-200 in four tasks of 50: ResNet-18 with ImageNet weights, one round."""
+    optimizer = SGD(1e-2, weight_decay=1e-4)
+    return Recipe(
+        name="cub200",
+        about="CUB-200-2011 in 4 tasks of 50, ResNet-18 with ImageNet weights; the paper's settings",
+        read=read_cub200,
+        sizes=50,
+        cost="3 min on an H200",
+        backbone=Builtin("resnet18-large"),
+        pretrained=imagenet_weights,
+        train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
+        retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
+        pruner=NNrelief(alpha=0.95),
+        rounds=1,
+        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
+        augment=Chain((ResizedCrop(), Flip())),
+        normalize=IMAGENET,
+        capacity=PAPER,
+        prune_images=100,
+    )
+
+
+def cifar100_b50(rounds: int = 1) -> Recipe:
+    """Return the paper's CIFAR-100 in a task of 50 and five of 10: ResNet-32, signature; 0 rounds is CP&S-frozen."""
+    frozen = ", convolutions frozen after the first task" if rounds == 0 else ""
+    return Recipe(
+        name="cifar100-b50" if rounds else "cifar100-b50-frozen",
+        about=f"CIFAR-100 in a task of 50 and 5 of 10, ResNet-32{frozen}; the paper's settings",
+        read=read_cifar100,
+        sizes=(50, 10, 10, 10, 10, 10),
+        cost="4 min on an H200",
+        backbone=Builtin("resnet32"),
+        train=Training(160, Adam(1e-3, weight_decay=5e-4), Steps((80, 120), 0.1), batch_size=128),
+        retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
+        pruner=NNrelief(alpha=0.9),
+        rounds=rounds,
+        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), FIRST),
+        augment=Chain((PadCrop(4), Flip())),
+        normalize=IMAGENET,
+        joint=JOINT,
+        capacity=PAPER,
+        group_sizes=(1, 2, 5, 10, 20, 50, 60),
+    )
+
+
+def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
+    """Return CIFAR-100 made for single images: ResNet-18, classes in four turns, a contrastive term, the cascade."""
+    train = Training(80, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128, loss=Contrastive())
+    return Recipe(
+        name=f"cifar100-{name}-single",
+        about=f"CIFAR-100 cut as in cifar100-{name}, made for single images: ResNet-18, classes in four turns, cascade",
+        read=read_cifar100,
+        sizes=sizes,
+        cost="8 min on an H200",
+        backbone=Builtin("resnet18"),
+        train=train,
+        retrain=replace(train, epochs=30),
+        pruner=NNrelief(alpha=0.9),
+        rounds=3,
+        selectors=(SURE, MaxOutput()),
+        augment=Chain((ResizedCrop((0.3, 1.0)), Flip(), Colour())),
+        views=Rotations(at_once=True, mirrors=True),
+        normalize=IMAGENET,
+        capacity=Capacity(budget=0.01),
+        joint=JOINT,
+    )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "digits": digits,
+    "cifar100-5": partial(cifar100, 5),
+    "cifar100-10": partial(cifar100, 10),
+    "cifar100-20": partial(cifar100, 20),
+    "cifar100-50": partial(cifar100, 50),
+    "cifar100-b50": cifar100_b50,
+    "cifar100-b50-frozen": partial(cifar100_b50, 0),
+    "cifar100-5-single": partial(cifar100_single, "5", 20),
+    "cifar100-10-single": partial(cifar100_single, "10", 10),
+    "cifar100-20-single": partial(cifar100_single, "20", 5),
+    "cifar100-b50-single": partial(cifar100_single, "b50", (50, 10, 10, 10, 10, 10)),
+    "imagenet100": partial(imagenet, 100, SGD(0.1)),
+    "imagenet100-adam": partial(imagenet, 100, Adam(1e-2, weight_decay=1e-4), "-adam"),
+    "imagenet1000": partial(imagenet, 1000, SGD(0.1)),
+    "imagenet1000-adam": partial(imagenet, 1000, Adam(1e-2, weight_decay=1e-4), "-adam"),
+    "cub200": cub200,
+}

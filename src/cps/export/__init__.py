@@ -1,0 +1,1 @@
+"""Subnetworks for programs without cps."""

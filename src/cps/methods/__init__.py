@@ -1,0 +1,1 @@
+"""Other continual-learning methods, to compare with."""

@@ -1,0 +1,1 @@
+"""The shared network, its masks and its sealed subnetworks."""

@@ -1,0 +1,170 @@
+"""Backbones: the networks of the paper, and a small one for small images. Each maps images to features.
+
+Any `nn.Module` made of convolutions, linear and norm layers serves as well. Those of the closed list `BUILTINS` can be
+named by a model file, which then needs nothing else to be opened.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cps.runtime.seeding import seeded
+from cps.storage.settings_codec import Numbers, setting
+
+
+class SmallConvNet(nn.Module):
+    """Three convolutions with batch norm for small images, such as 8x8 digits: images -> `widths[-1]` features."""
+
+    def __init__(self, channels: int = 1, widths: Sequence[int] = (32, 64, 64)):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for index, width in enumerate(widths):
+            layers += [
+                nn.Conv2d(channels, width, 3, stride=1 if index == 0 else 2, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ]
+            channels = width
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features, shape (N, widths[-1])."""
+        return self.layers(images).mean(dim=(2, 3))
+
+
+class Block(nn.Module):
+    """Two convolutions and a shortcut. The shortcut is a convolution, or free of parameters, where shapes change."""
+
+    def __init__(self, channels: int, width: int, stride: int, *, shortcut: nn.Module, last_relu: bool):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut = shortcut
+        self.last_relu = last_relu
+
+    def forward(self, signal: Tensor) -> Tensor:
+        """Return the block's output."""
+        branch = F.relu(self.norm1(self.conv1(signal)))
+        total = self.norm2(self.conv2(branch)) + self.shortcut(signal)
+        return F.relu(total) if self.last_relu else total
+
+
+class PadShortcut(nn.Module):
+    """A shortcut without parameters: every second pixel, and zeros for the channels that are missing."""
+
+    def __init__(self, missing: int):
+        super().__init__()
+        self.missing = missing
+
+    def forward(self, signal: Tensor) -> Tensor:
+        """Return the signal at half its size with more channels."""
+        before = self.missing // 2
+        return F.pad(signal[:, :, ::2, ::2], (0, 0, 0, 0, before, self.missing - before))
+
+
+class ResNet(nn.Module):
+    """A residual network for small images: a 3x3 stem, groups of blocks, average pooling."""
+
+    def __init__(
+        self,
+        channels: int,
+        widths: Sequence[int],
+        blocks: int,
+        *,
+        shortcuts: Literal["convolution", "padding"],
+        last_relu: bool,
+        fan: Literal["fan_in", "fan_out"],
+    ):
+        super().__init__()
+        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(widths[0])
+        groups = []
+        width_in = widths[0]
+        for index, width in enumerate(widths):
+            for block in range(blocks):
+                stride = 2 if index > 0 and block == 0 else 1
+                shortcut: nn.Module = nn.Identity()
+                changes = stride != 1 or width_in != width
+                if changes and shortcuts == "convolution":
+                    shortcut = nn.Sequential(
+                        nn.Conv2d(width_in, width, 1, stride=stride, bias=False), nn.BatchNorm2d(width)
+                    )
+                elif changes:
+                    shortcut = PadShortcut(width - width_in)
+                groups.append(Block(width_in, width, stride, shortcut=shortcut, last_relu=last_relu))
+                width_in = width
+        self.blocks = nn.Sequential(*groups)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode=fan, nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features, shape (N, widths[-1])."""
+        signal = F.relu(self.norm(self.stem(images)))
+        return self.blocks(signal).mean(dim=(2, 3))
+
+
+def resnet18(channels: int = 3, widths: Sequence[int] = (64, 128, 256, 512)) -> ResNet:
+    """Return a ResNet-18 for small images; widths (21, 42, 85, 170) are the paper's ResNet-18(1/3)."""
+    return ResNet(channels, widths, 2, shortcuts="convolution", last_relu=True, fan="fan_in")
+
+
+def resnet32(channels: int = 3) -> ResNet:
+    """Return the paper's ResNet-32: widths 16, 32, 64, shortcuts without parameters, no ReLU after additions."""
+    return ResNet(channels, (16, 32, 64), 5, shortcuts="padding", last_relu=False, fan="fan_out")
+
+
+def large_resnet18(channels: int = 3) -> nn.Module:
+    """Return torchvision's ResNet-18 without its head: a 7x7 stem and pooling, for images of 64 pixels and more."""
+    from torchvision.models import resnet18 as torchvision_resnet18
+
+    backbone = torchvision_resnet18()
+    backbone.fc = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+    if channels != 3:
+        backbone.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    return backbone
+
+
+def resnet18_third(channels: int = 3) -> ResNet:
+    """Return the paper's ResNet-18(1/3) for small images."""
+    return resnet18(channels, (21, 42, 85, 170))
+
+
+BUILTINS: dict[str, Callable[[int], nn.Module]] = {
+    "small": SmallConvNet,
+    "resnet18-third": resnet18_third,
+    "resnet18": resnet18,
+    "resnet18-large": large_resnet18,
+    "resnet32": resnet32,
+}
+
+
+@setting
+@dataclass(frozen=True)
+class Builtin(Numbers):
+    """A backbone of the closed list by its name: what a model file can hold, so that it opens without code."""
+
+    name: str
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in BUILTINS:
+            raise ValueError(f"there is no builtin backbone '{self.name}'; there are: {', '.join(BUILTINS)}")
+        if not 1 <= self.channels <= 64:
+            raise ValueError(f"images have 1 to 64 channels, got {self.channels}")
+
+    def __call__(self) -> nn.Module:
+        """Return a new backbone; its values are drawn from torch's generator."""
+        return BUILTINS[self.name](self.channels)
+
+    def drawn(self, seed: int) -> nn.Module:
+        """Return a new backbone whose values depend on the seed alone."""
+        with seeded(torch.device("cpu"), seed):
+            return self()

@@ -1,0 +1,1 @@
+"""A subnetwork as a small network of its own."""

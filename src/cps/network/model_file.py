@@ -1,0 +1,225 @@
+"""The model file: a shared network, its subnetworks and the settings it was learned with, in one file.
+
+docs/file-format.md describes it.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cps.network.masks import Masks, is_subset, mask_shape, pack, union_of, unpack
+from cps.network.shared import SharedNetwork
+from cps.network.subnetwork import Subnetwork
+from cps.storage import container as storage
+from cps.storage.container import FileError
+from cps.storage.settings_codec import decode, encode
+
+
+def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
+    """Write the network and the learner's settings to a model file, if all that was sealed is as it was."""
+    network.check_sealed()
+    for index, subnetwork in enumerate(network.subnetworks):
+        _check_notes(index, subnetwork.notes)
+    tensors = {f"weight/{name}": value for name, value in network.weights.items()}
+    tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
+    tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
+    for index, subnetwork in enumerate(network.subnetworks):
+        tensors |= {f"task/{index}/{name}": value for name, value in _parts_of(subnetwork).items()}
+    header = {
+        "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
+        "statistics": [
+            {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
+        ],
+        "notes": [subnetwork.notes for subnetwork in network.subnetworks],
+        "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.mirrors],
+        "turns": {str(i): sub.turns for i, sub in enumerate(network.subnetworks) if sub.turns > 1},
+        "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
+        "input_shape": list(network.input_shape or ()),
+        "input_range": list(network.input_range or ()),
+        "settings": {name: encode(value) for name, value in learner_settings.items()},
+        "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
+    }
+    storage.write(path, "model", header, tensors)
+
+
+def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the header of a model file, its settings decoded, and its tensors."""
+    header, tensors = storage.read(path, "model")
+    _check_header(path, header)
+    try:
+        header["settings"] = {name: decode(value) for name, value in header["settings"].items()}
+    except ValueError as error:
+        raise FileError(f"'{path}' has a {error}") from None
+    except RecursionError:
+        raise FileError(f"'{path}' has damaged settings: they are nested too deep") from None
+    return header, tensors
+
+
+class Content(NamedTuple):
+    """What the tensors of a model file hold."""
+
+    weights: dict[str, Tensor]
+    initial: dict[str, Tensor]
+    taken: Masks
+    subnetworks: list[Subnetwork]
+
+
+def content_of(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
+    """Return what is in a model file, checked as far as that can be done without its backbone."""
+    shared, private = (
+        {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
+        for kind in ("weight/", "initial/")
+    )
+    return _content(path, header, tensors, shared, private)
+
+
+def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Give a new network the weights and subnetworks of a model file, checking every tensor."""
+    network.make_private([name for name in network.weights if f"initial/{name}" in tensors])
+    if not network.weights:
+        raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
+    content = _content(path, header, tensors, network.weights, network.initial)
+    network.weights, network.initial, network.taken, network.subnetworks = content
+    network.input_shape = tuple(header["input_shape"]) or None
+    known = header.get("input_range")  # which early files did not note
+    network.input_range = (known[0], known[1]) if known else None
+
+
+def _content(
+    path: str | Path,
+    header: dict[str, Any],
+    tensors: dict[str, Tensor],
+    shared: Mapping[str, Tensor],
+    private: Mapping[str, Tensor],
+) -> Content:
+    """Return what is in a file for a network whose shared weights and private parts have these forms."""
+    reader = _Reader(path, tensors)
+    weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
+    initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
+    taken = reader.masks("taken", weights)
+    subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
+    reader.refuse_leftovers()
+    if not is_subset(union_of((subnetwork.masks for subnetwork in subnetworks), weights), taken):
+        raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
+    for subnetwork in subnetworks:
+        try:
+            subnetwork.check_sealed(weights)
+        except RuntimeError as error:
+            raise FileError(f"'{path}' is inconsistent: {error}") from None
+    return Content(weights, initial, taken, subnetworks)
+
+
+def _subnetwork(
+    reader: "_Reader", header: dict[str, Any], task: int, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+) -> Subnetwork:
+    names, features = header["classes"][task], header["features"][task]
+    outputs = len(names) * header["turns"].get(str(task), 1)
+    head = {
+        "weight": reader.take(f"task/{task}/head/weight", (outputs, features)),
+        "bias": reader.take(f"task/{task}/head/bias", (outputs,)),
+    }
+    private = {n: reader.take(f"task/{task}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
+    statistics = {
+        selector: {key: reader.take(f"task/{task}/statistics/{selector}/{key}") for key in keys}
+        for selector, keys in header["statistics"][task].items()
+    }
+    masks = reader.masks(f"task/{task}/mask", weights)
+    more = header["notes"][task], task in header["mirrors"], header["fingerprints"][task]
+    return Subnetwork(tuple(names), masks, private, head, statistics, *more)
+
+
+def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
+    """Refuse notes that a header cannot hold."""
+    for key, value in notes.items():
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"the note {key!r} of task {task} is not plain data: {error}") from None
+
+
+def _parts_of(subnetwork: Subnetwork) -> dict[str, Tensor]:
+    parts = {f"mask/{name}": pack(mask) for name, mask in subnetwork.masks.items()}
+    parts |= {f"private/{name}": value for name, value in subnetwork.private.items()}
+    parts |= {f"head/{name}": value for name, value in subnetwork.head.items()}
+    for selector, kept in subnetwork.statistics.items():
+        parts |= {f"statistics/{selector}/{key}": value for key, value in kept.items()}
+    return parts
+
+
+class _Reader:
+    """Takes tensors out of a file one by one, each checked, and knows what is left over."""
+
+    def __init__(self, path: str | Path, tensors: dict[str, Tensor]):
+        self.path = path
+        self.rest = dict(tensors)
+
+    def take(self, name: str, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+        value = self.rest.pop(name, None)
+        if value is None:
+            raise FileError(f"'{self.path}' does not fit this backbone: tensor '{name}' is missing")
+        expected = value.shape if shape is None else tuple(shape)
+        if tuple(value.shape) != tuple(expected) or value.dtype != dtype:
+            raise FileError(
+                f"'{self.path}' does not fit this backbone: tensor '{name}' is "
+                f"{_described(value.dtype, value.shape)}, expected {_described(dtype, expected)}"
+            )
+        return value
+
+    def masks(self, prefix: str, weights: Mapping[str, Tensor]) -> Masks:
+        masks = {}
+        for name, weight in weights.items():
+            shape = mask_shape(weight.shape)
+            bits = torch.Size(shape).numel()
+            packed = self.take(f"{prefix}/{name}", ((bits + 7) // 8,), torch.uint8)
+            masks[name] = unpack(packed, shape)
+        return masks
+
+    def refuse_leftovers(self) -> None:
+        if self.rest:
+            raise FileError(f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'")
+
+
+def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
+
+
+def _check_header(path: str | Path, header: dict[str, Any]) -> None:
+    """Refuse a header whose parts have the wrong form."""
+    lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints", "notes")]
+    well_formed = (
+        all(isinstance(part, list) and len(part) == len(lists[0] or []) for part in lists)
+        and all(isinstance(notes, dict) for notes in header["notes"])
+        and all(_all_are((str, int), names) for names in header["classes"])
+        and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
+        and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors"))
+        and _all_are((int, float), header.get("input_range", []))
+        and _is_range(header.get("input_range", []))
+        and _all_are(str, header["fingerprints"])
+        and isinstance(header.get("settings"), dict)
+        and isinstance(header.get("turns"), dict)
+        and all(turns == 4 for turns in header["turns"].values())
+        and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
+        and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
+    )
+    if not well_formed:
+        raise FileError(f"'{path}' has a damaged header")
+    names = [name for group in header["classes"] for name in group]
+    if len(set(names)) != len(names) or not all(header["classes"]):
+        raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has none")
+
+
+def _is_range(values: list[float]) -> bool:
+    """Say whether two finite numbers are in order; early files have none."""
+    return not values or (len(values) == 2 and -math.inf < values[0] <= values[1] < math.inf)
+
+
+def _all_are(kinds: Any, *lists: Any) -> bool:
+    return all(
+        isinstance(items, list) and all(isinstance(i, kinds) and not isinstance(i, bool) for i in items)
+        for items in lists
+    )

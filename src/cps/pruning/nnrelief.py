@@ -1,0 +1,161 @@
+"""Pruners: functions from a trained backbone and its masks to smaller masks.
+
+`NNrelief` is the paper's; `Magnitude` is the plain alternative, and shows what a pruner has to be.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cps.network.masks import Masks, per_output, strongest
+from cps.network.partition import layer_of
+from cps.pruning.activations import Activity, activity_of
+from cps.pruning.dead_channels import unread_channels
+from cps.runtime.devices import in_double
+from cps.storage.settings_codec import Numbers, setting
+
+
+class Pruner(Protocol):
+    """Anything that returns smaller masks. It changes neither the backbone nor the masks it is given."""
+
+    def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
+        """Return masks that are subsets of `masks`.
+
+        The backbone's weights are live and zero where the masks are off; `batches` are pixels of the
+        task's training images, on the backbone's device.
+        """
+        ...
+
+
+@setting
+@dataclass(frozen=True)
+class Magnitude(Numbers):
+    """Keep the connections with the largest absolute weight: the share `keep` of those still on, per layer."""
+
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep is a share above 0 and up to 1, got {self.keep}")
+
+    def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
+        """Return masks with the share `keep` of the connections, at least one per layer."""
+        weights = dict(backbone.named_parameters())
+        numbers = {name: max(1, round(self.keep * int(mask.sum()))) for name, mask in masks.items()}
+        return {name: strongest(weights[name], mask, numbers[name]) for name, mask in masks.items()}
+
+
+@setting
+@dataclass(frozen=True)
+class NNrelief(Numbers):
+    """The paper's pruner: per receiving neuron, keep the fewest inputs that carry `alpha` of its signal.
+
+    Layers are scored on activations from before the pass. Three rules follow from the same thought:
+    a filter that receives nothing loses its inputs; where two signals are added, a summand that carries
+    less than 1 - alpha of a channel loses that channel; a channel that nothing reads is removed at its source.
+    """
+
+    alpha: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"alpha is a share above 0 and up to 1, got {self.alpha}")
+
+    @torch.no_grad()
+    def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
+        """Return the masks of the connections that carry the signal."""
+        activity = activity_of(backbone, list(masks), batches)
+        weights = {name: parameter.detach() for name, parameter in backbone.named_parameters()}
+        kept: Masks = {}
+        for name, mask in masks.items():
+            scores = importance(layer_of(backbone, name), weights[name], activity.inputs[name])
+            kept[name] = mask & self.keep(*scores)
+        for name, weak in self._weak_branches(activity).items():
+            kept[name] &= ~per_output(weak, kept[name].ndim)
+        masked = {name: weights[name].masked_fill(~mask, 0.0) for name, mask in kept.items()}
+        unread = unread_channels(backbone, masked, batches)
+        return {name: mask & ~per_output(unread[name], mask.ndim) for name, mask in kept.items()}
+
+    def keep(self, scores: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return which inputs of each neuron stay: the fewest whose scores reach alpha of the total.
+
+        `scores` has one row per neuron. A bias takes part in the total and in the ranking with its own
+        score; being private to the task it costs nothing, so it is never pruned itself.
+        """
+        rows = in_double(scores.reshape(len(scores), -1))
+        inputs = rows.shape[1]
+        if bias is not None:
+            rows = torch.cat([rows, in_double(bias)[:, None]], dim=1)
+        ranked, order = rows.sort(dim=1, descending=True, stable=True)
+        running = ranked.cumsum(dim=1)
+        before = F.pad(running[:, :-1], (1, 0))
+        reached_before = before >= self.alpha * running[:, -1:] * (1 - 1e-12)  # a sum that is alpha but for rounding
+        chosen = ~reached_before & (ranked > 0)
+        stays = torch.zeros_like(chosen).scatter(1, order, chosen)
+        # A strong bias may reach alpha alone; a neuron with any signal keeps its strongest input.
+        stays = stays[:, :inputs]
+        best = F.one_hot(rows[:, :inputs].argmax(dim=1), inputs).bool() & (rows[:, :inputs] > 0)
+        return (stays | (best & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape).to(scores.device)
+
+    def _weak_branches(self, activity: Activity) -> dict[str, Tensor]:
+        """Return the channels of each layer that are too weak at every addition they arrive at.
+
+        An addition is a neuron with two inputs, so the same rule holds: a summand is dropped if the other
+        alone carries alpha of the sum. That is |branch| / |shortcut| < (1 - alpha) / alpha.
+        """
+        weak: dict[str, Tensor] = {}
+        for addition in activity.additions.values():
+            for branch, summand in zip(addition.branches, addition.sums, strict=True):
+                if branch is None or not branch.is_read_once():
+                    continue
+                first, second = (_channel_norms(total, branch.channel_axis) for total in addition.sums)
+                own = _channel_norms(summand, branch.channel_axis)
+                here = (own < (1 - self.alpha) * (first + second)) & (own < torch.maximum(first, second))
+                weak[branch.weight] = weak[branch.weight] & here if branch.weight in weak else here
+        return weak
+
+
+def importance(layer: nn.Module, weight: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return the unnormalised importance of each connection (eq. 2), and of the bias of a `Linear` layer.
+
+    `inputs` are mean absolute inputs, one per call of the layer. The shape is that of the layer's mask.
+    """
+    if isinstance(layer, nn.Conv2d):
+        flows = sum(_squared_kernel_flow(layer, weight, signal) for signal in inputs)
+        return torch.as_tensor(flows).sqrt()[:, :, None, None], None
+    signal = torch.stack(list(inputs)).mean(dim=0)
+    bias = getattr(layer, "bias", None)
+    return weight.abs().float() * signal, None if bias is None else bias.detach().abs().float()
+
+
+def _squared_kernel_flow(layer: nn.Conv2d, weight: Tensor, signal: Tensor) -> Tensor:
+    """Return the squared Frobenius norm of |w_kc| * a_c for every kernel, shape (out, in).
+
+    With the patches P_c of the map a_c and G_c = P_c P_c^T, the norm is |w_kc|^T G_c |w_kc|: all kernels of
+    a layer are one product.
+    """
+    padded = F.pad(signal[None], layer._reversed_padding_repeated_twice, mode=_pad_mode(layer))[0]
+    patches = F.unfold(padded[:, None], layer.kernel_size, layer.dilation, stride=layer.stride)  # type: ignore
+    gram = patches @ patches.transpose(1, 2)  # (channels, kernel, kernel)
+    filters = weight.abs().float().flatten(2)  # (out, in / groups, kernel)
+    groups = layer.groups
+    grouped = filters.reshape(groups, len(filters) // groups, *filters.shape[1:])
+    gram = gram.reshape(groups, filters.shape[1], *gram.shape[1:])
+    flow = torch.einsum("gkcu,gcuv->gkcv", grouped, gram)
+    return (flow * grouped).sum(dim=-1).clamp_min(0).reshape(filters.shape[:2])
+
+
+def _pad_mode(layer: nn.Conv2d) -> str:
+    return "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+
+
+def _channel_norms(total: Tensor, channel_axis: int) -> Tensor:
+    """Return the norm of each channel of a map that has lost its image axis."""
+    channels = channel_axis - 1 if channel_axis > 0 else channel_axis
+    return total.float().movedim(channels, 0).reshape(total.shape[channels], -1).norm(dim=1)

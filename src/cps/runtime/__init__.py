@@ -1,0 +1,1 @@
+"""Devices, seeds, locks and CUDA graphs: what the rest runs on."""

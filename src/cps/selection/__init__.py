@@ -1,0 +1,1 @@
+"""Which task an image belongs to."""

@@ -1,0 +1,113 @@
+"""What every pruner and every selector must do, ours or yours: call these from your own tests."""
+
+import torch
+from torch import Tensor, nn
+
+from cps.network.backbones import SmallConvNet
+from cps.network.masks import Masks, full_masks, is_subset
+from cps.network.outputs import Evidence, Outputs
+from cps.network.subnetwork import Subnetwork
+from cps.pruning.nnrelief import Pruner
+from cps.selection.base import GraphSelector, Selector
+from cps.selection.groups import consecutive_groups
+
+
+def check_pruner(pruner: Pruner) -> None:
+    """Raise `AssertionError` with the reason if a pruner breaks a rule that the learner relies on."""
+    for backbone, batches in _networks():
+        masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
+        before = {name: value.clone() for name, value in backbone.state_dict().items()}
+        first = pruner(backbone, dict(masks), batches)
+        _require(isinstance(first, dict), f"a pruner must return masks by name, got {type(first).__name__}")
+        _require(set(first) == set(masks), "a pruner must return a mask for every weight it was given")
+        for name, mask in first.items():
+            fits = mask.shape == masks[name].shape and mask.dtype == torch.bool
+            _require(fits, f"the mask of '{name}' must stay bool {tuple(masks[name].shape)}")
+        _require(is_subset(first, masks), "a pruner must only switch connections off")
+        _require(any(bool(mask.any()) for mask in first.values()), "a pruner must leave something")
+        _require(_same(before, backbone.state_dict()), "a pruner must not change the backbone")
+        _require(all(bool(mask.all()) for mask in masks.values()), "a pruner must not change the masks it gets")
+        again = pruner(backbone, dict(masks), batches)
+        _require(_same(first, again), "a pruner must return the same masks for the same network and images")
+        _apply(backbone, first)
+        second = pruner(backbone, dict(first), batches)
+        _require(is_subset(second, first), "a second round must not bring connections back")
+
+
+def check_selector(selector: Selector) -> None:
+    """Raise `AssertionError` with the reason if a selector breaks a rule that the learner relies on."""
+    draws = torch.Generator().manual_seed(0)
+    subnetworks = [_subnetwork(classes, draws) for classes in (2, 3, 2)]
+    statistics = []
+    for task, subnetwork in enumerate(subnetworks):
+        seen = _evidence(subnetworks[: task + 1], draws, images=40)
+        kept = selector.observe(subnetwork, seen, torch.arange(40) % len(subnetwork.classes), statistics)
+        _require(
+            all(isinstance(key, str) and isinstance(value, Tensor) for key, value in kept.items()),
+            "a selector must keep tensors by name, and nothing else",
+        )
+        kept = {key: value.float() for key, value in kept.items()}  # as the learner and a model file do
+        largest = max((value.numel() for value in kept.values()), default=0)
+        _require(
+            largest < 40 * 8 * (task + 1), "a selector must keep numbers about a task, not its images or their features"
+        )
+        statistics.append(kept)
+    evidence = _evidence(subnetworks, draws, images=7)
+    for size, groups in ((1, 7), (3, 3), (10, 1)):
+        scores = selector(evidence, statistics, consecutive_groups(7, size))
+        _require(tuple(scores.shape) == (groups, 3), f"scores must have shape (groups, tasks), got {scores.shape}")
+        _require(bool(torch.isfinite(scores).all()), "scores must be finite")
+        again = selector(evidence, statistics, consecutive_groups(7, size))
+        _require(torch.equal(scores, again), "the same evidence must give the same scores")
+    alone = selector(evidence, statistics, torch.arange(7))
+    shuffled = torch.tensor([4, 2, 6, 0, 1, 5, 3])
+    moved = Evidence(lambda tasks: [Outputs(*(part[shuffled] for part in evidence[task])) for task in tasks], 3)
+    same = torch.allclose(selector(moved, statistics, torch.arange(7)), alone[shuffled], atol=1e-5)
+    _require(same, "the score of a group must not depend on the other groups or on its place")
+    if isinstance(selector, GraphSelector):
+        in_graph = selector.alone(list(evidence), selector.ready(statistics))
+        close = torch.allclose(in_graph, alone, rtol=1e-3, atol=1e-4)
+        _require(close, "`alone` must give the scores that a call with groups of one gives")
+    fewer = selector(evidence.until(2), statistics[:2], torch.arange(7))
+    _require(tuple(fewer.shape) == (7, 2), "a selector must work for the first tasks alone")
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise AssertionError(rule)
+
+
+def _networks() -> list[tuple[nn.Module, list[Tensor]]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # and no GPU, which nobody would put back
+        conv = SmallConvNet(channels=2, widths=(4, 6))
+        dense = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6))
+        return [(conv.eval(), [torch.randn(8, 2, 6, 6)]), (dense.eval(), [torch.randn(8, 5), torch.randn(4, 5)])]
+
+
+def _subnetwork(classes: int, draws: torch.Generator) -> Subnetwork:
+    head = {
+        "weight": torch.randn(classes, 8, generator=draws),
+        "bias": torch.randn(classes, generator=draws),
+    }
+    return Subnetwork(tuple(range(classes)), {}, {}, head)
+
+
+def _evidence(subnetworks: list[Subnetwork], draws: torch.Generator, *, images: int) -> Evidence:
+    outputs = []
+    for subnetwork in subnetworks:
+        features = torch.randn(images, 8, generator=draws)
+        logits = features @ subnetwork.head["weight"].T + subnetwork.head["bias"]
+        outputs.append(Outputs(features, logits))
+    return Evidence(lambda tasks: [outputs[task] for task in tasks], len(outputs))
+
+
+def _same(first: dict[str, Tensor] | Masks, second: dict[str, Tensor] | Masks) -> bool:
+    return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@torch.no_grad()
+def _apply(backbone: nn.Module, masks: Masks) -> None:
+    for name, parameter in backbone.named_parameters():
+        if name in masks:
+            parameter.masked_fill_(~masks[name], 0.0)

@@ -1,0 +1,1 @@
+"""The training step at the speed of a GPU."""
