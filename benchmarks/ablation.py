@@ -31,13 +31,13 @@ from cps.network.cost import describe_costs
 from cps.network.outputs import Evidence
 from cps.network.subnetwork import local_labels
 from cps.runtime.environment import describe_device, versions
-from cps.selection.gather import survey
+from cps.selection.gather import gather_evidence
 from cps.storage.container import write_text
 from cps.training.settings import scaled
 
 Change = Callable[[Recipe], Recipe]
 WEAK = cps.Chain((cps.PadCrop(4), cps.Flip()))
-ONE_TURN = cps.Rotations(mirrors=True)
+ONE_TURN = cps.Rotations(flips=True)
 
 
 def _with(**changes: Any) -> Change:
@@ -58,7 +58,7 @@ def _first(recipe: Recipe) -> Recipe:
         recipe,
         train=train,
         retrain=replace(train, epochs=30),
-        views=ONE_TURN,
+        rotations=ONE_TURN,
         augment=WEAK,
         capacity=None,
     )
@@ -70,10 +70,10 @@ VARIANTS: dict[str, Change] = {
     "no-contrast": _training(loss=cps.CrossEntropy()),
     "no-budget": _with(capacity=None),
     "weak": _with(augment=WEAK),
-    "one-turn": _with(views=ONE_TURN),
-    "upright": _with(views=cps.Upright(mirrors=True)),
-    "no-mirrors": _with(views=cps.Rotations()),
-    "turns-at-once": _with(views=cps.Rotations(at_once=True, mirrors=True)),
+    "one-turn": _with(rotations=ONE_TURN),
+    "upright": _with(rotations=cps.Upright(flips=True)),
+    "no-mirrors": _with(rotations=cps.Rotations()),
+    "turns-at-once": _with(rotations=cps.Rotations(at_once=True, flips=True)),
     "one-round": _with(rounds=1),
     "alpha-0.7": _with(pruner=cps.NNrelief(alpha=0.7)),
     "alpha-0.8": _with(pruner=cps.NNrelief(alpha=0.8)),
@@ -103,13 +103,13 @@ VARIANTS: dict[str, Change] = {
 def selectors_around(cascade: cps.Cascade) -> dict[str, cps.Selector]:
     """Return the largest output, a cascade, and the cascade with one of its parts off or weighed otherwise."""
     others = {
-        "without own outputs": replace(cascade, own=0.0),
-        "own outputs half as much": replace(cascade, own=cascade.own / 2),
-        "own outputs twice as much": replace(cascade, own=2 * cascade.own),
+        "without own outputs": replace(cascade, logit_weight=0.0),
+        "own outputs half as much": replace(cascade, logit_weight=cascade.logit_weight / 2),
+        "own outputs twice as much": replace(cascade, logit_weight=2 * cascade.logit_weight),
         "half the temperature": replace(cascade, temperature=cascade.temperature / 2),
         "twice the temperature": replace(cascade, temperature=2 * cascade.temperature),
-        "spreads alike": replace(cascade, alike=1.0),
-        "classes as far apart as in training": replace(cascade, closer=1.0),
+        "spreads alike": replace(cascade, covariance_pooling=1.0),
+        "classes as far apart as in training": replace(cascade, mean_contraction=1.0),
         "a fifth of the shrinkage": replace(cascade, shrinkage=cascade.shrinkage / 5),
         "five times the shrinkage": replace(cascade, shrinkage=5 * cascade.shrinkage),
     }
@@ -200,11 +200,15 @@ def _is_on_held_out(arguments: argparse.Namespace) -> bool:
 
 def _look_at_all(learner: cps.Learner, every: list[cps.Task]) -> tuple[Evidence, Tensor]:
     """Return what the subnetworks say about the test images of all tasks, learned or not, and the task of each."""
-    looks = [
-        list(survey(learner.network, as_examples(task.test, partial(local_labels, task.classes)), learner.fabric))
+    parts = [
+        list(
+            gather_evidence(
+                learner.network, as_examples(task.test, partial(local_labels, task.classes)), learner.fabric
+            )
+        )
         for task in every
     ]
-    said, tasks = in_turn(looks)
+    said, tasks = in_turn(parts)
     return Evidence(lambda asked: [said[task] for task in asked], len(said)), tasks
 
 

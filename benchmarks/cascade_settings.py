@@ -27,14 +27,14 @@ from cps.experiments.recipes import RECIPES
 from cps.network.subnetwork import local_labels
 from cps.runtime.environment import describe_device, versions
 from cps.selection.base import Statistics
-from cps.selection.gather import survey
+from cps.selection.gather import gather_evidence
 from cps.storage.container import write_text
 
 GRID: dict[str, tuple[float, ...]] = {
     "size": (8, 16, 32, 64, 128),
     "shrinkage": (0.01, 0.03, 0.1, 0.3, 1.0),
     "temperature": (1.0, 2.0, 3.0, 4.0, 6.0, 10.0),
-    "own": (0.0, 0.5, 1.0, 2.0, 4.0),
+    "logit_weight": (0.0, 0.5, 1.0, 2.0, 4.0),
 }
 
 
@@ -76,8 +76,8 @@ def settings_table() -> str:
     for name, values in GRID.items():
         for value in values:
             place = places[tuple({**usual, name: value}.values())]
-            told = f"`{name}` {value:g}" + (" (default)" if place == default else "")
-            rows.append([told, *(_beside(runs, place, default) for runs in alike.values())])
+            warned = f"`{name}` {value:g}" + (" (default)" if place == default else "")
+            rows.append([warned, *(_beside(runs, place, default) for runs in alike.values())])
     rows.append([f"best of {len(places)} combinations", *(f"{_best(runs):.1f}" for runs in alike.values())])
     known = [statistics.fmean(run["task known"] for run in runs) for runs in alike.values()]
     rows.append(["task known", *(f"{value:.1f}" for value in known)])
@@ -137,7 +137,7 @@ def _cascades(learner: cps.Learner, tasks: Sequence[cps.Task]) -> Iterator[tuple
     network, seen = learner.network, []
     for task in tasks:
         examples = as_examples(task.train, partial(local_labels, task.classes))
-        seen.append((survey(network, examples, learner.fabric), all_labels(examples).to(network.device)))
+        seen.append((gather_evidence(network, examples, learner.fabric), all_labels(examples).to(network.device)))
     kept: dict[float, list[Statistics]] = {}
     for values in settings():
         cascade = replace(cps.Cascade(), **values)

@@ -198,11 +198,11 @@ def _streams() -> dict[str, list[dict[str, Any]]]:
 
 
 def _models() -> str:
-    told = []
+    warned = []
     for runs in _streams().values():
         orders = " and ".join(str(run["order"]) for run in runs)
-        told.append(f"`{runs[0]['recipe']}`, order{'s' if len(runs) > 1 else ''} {orders} ({machine_of(runs[0])})")
-    return ", ".join(told)
+        warned.append(f"`{runs[0]['recipe']}`, order{'s' if len(runs) > 1 else ''} {orders} ({machine_of(runs[0])})")
+    return ", ".join(warned)
 
 
 def _mean(values: list[float]) -> str:

@@ -73,16 +73,16 @@ def paper_network(run: int, device: torch.device, *, tasks: int | None = None) -
 
 
 def add_subnetwork(
-    network: SharedNetwork, masks: Masks, classes: int, *, turns: int = 1, mirrors: bool = False
+    network: SharedNetwork, masks: Masks, classes: int, *, num_rotations: int = 1, flips: bool = False
 ) -> None:
     """Add a subnetwork of CIFAR's images with these masks and a random head."""
     network.input_shape = (3, 32, 32)
-    first, outputs = classes * len(network.subnetworks), classes * turns
+    first, outputs = classes * len(network.subnetworks), classes * num_rotations
     features = network.backbone(torch.zeros(1, *network.input_shape)).shape[1]
     head = {"weight": torch.randn(outputs, features), "bias": torch.randn(outputs)}
     private = {name: value.clone() for name, value in network.initial.items()}
     names = tuple(range(first, first + classes))
-    network.subnetworks.append(Subnetwork(names, masks, private, head, mirrors=mirrors))
+    network.subnetworks.append(Subnetwork(names, masks, private, head, flips=flips))
 
 
 def keep_masks(model: Path) -> None:

@@ -9,7 +9,7 @@ import cps
 from cps.evaluation.metrics import auroc, false_positive_rate
 from cps.network.outputs import Evidence
 from cps.selection.base import select
-from cps.selection.rejection import STEPS, how_familiar
+from cps.selection.rejection import STEPS, rejection_score
 
 REJECT = (0.01, 0.05, 0.1, 0.2)
 
@@ -18,7 +18,7 @@ def told_apart(learner: cps.Learner, selector: cps.Selector, evidence: Evidence,
     """Return what the first subnetworks, those that gave the evidence, make of images they know and do not know."""
     network, each = learner.network, torch.arange(len(is_known), device=is_known.device)
     tasks = select(selector, evidence, network.statistics(selector.name)[: len(evidence)], each).tasks
-    familiar, is_known = how_familiar(network, evidence, tasks), is_known.cpu()
+    familiar, is_known = rejection_score(network, evidence, tasks), is_known.cpu()
     known, strange = familiar[is_known], familiar[~is_known]
     rejected = {str(share): [percent(part < share * STEPS) for part in (known, strange)] for share in REJECT}
     print("AUROC", auroc(known, strange), "rejected", rejected, flush=True)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import cps
 from benchmarks.timing import compare, entry, ready, row
 from cps.data.augmentation import Augmentation
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
 from cps.data.normalize import Normalize, Prepare
 from cps.network.backbones import large_resnet18
@@ -24,9 +24,9 @@ from cps.network.draft import Draft
 from cps.network.freezing import bind
 from cps.network.masks import full_masks
 from cps.network.shared import SharedNetwork
-from cps.runtime.devices import same_bits
-from cps.training.cuda.captured_step import Engine
-from cps.training.cuda.device_batches import Plan
+from cps.runtime.devices import deterministic_cudnn
+from cps.training.cuda.captured_step import CapturedStep
+from cps.training.cuda.device_batches import EpochPlan
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -192,23 +192,23 @@ def _engine_epoch(
 ) -> Callable[[], None]:
     draft = half_taken_draft(case.backbone(), case.features, device)
     some, uniform = _examples(case, device)
-    kind = Engine if is_guarded else _Unguarded
-    with same_bits():
+    kind = CapturedStep if is_guarded else _Unguarded
+    with deterministic_cudnn():
         training = cps.Training(1, cps.Adam())
         engine = kind(
             draft.model,
             some.images[:BATCH],
             training,
-            Presentation(PREPARE, case.augment),
+            BatchTransform(PREPARE, case.augment),
             is_bf16=True,
             is_long=is_long,
         )
         engine.begin(draft.model, draft.guard() if is_guarded else {}, None)
 
-    plan = Plan(torch.arange(BATCH * STEPS).split(BATCH), uniform, [1.0] * STEPS, [1.0] * STEPS)
+    plan = EpochPlan(torch.arange(BATCH * STEPS).split(BATCH), uniform, [1.0] * STEPS, [1.0] * STEPS)
 
     def epoch() -> None:
-        with same_bits():
+        with deterministic_cudnn():
             engine.run(some, plan)
 
     return epoch
@@ -220,7 +220,7 @@ def _compiled_epoch(case: Case, device: torch.device) -> Callable[[], None]:
         return _engine_epoch(case, device, is_long=True)
 
 
-class _Unguarded(Engine):
+class _Unguarded(CapturedStep):
     """An engine that takes PyTorch's own steps and puts nothing back."""
 
     def _step(self, pixels: Tensor, labels: Tensor) -> None:

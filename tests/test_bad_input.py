@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import cps
-from conftest import ACCELERATOR, ListDataset, conv_net, make_task
 from cps.data.images import as_images
 from cps.network.backbones import Builtin
+from samples import ACCELERATOR, ListDataset, conv_net, make_task
 
 GOOD = make_task(10)
 IMAGES, LABELS = GOOD.train
@@ -226,7 +226,7 @@ def test_settings_that_make_no_sense_are_refused(make_learner):
         make_learner(prune_images=0)
     with pytest.raises(ValueError, match="bf16-true"):
         cps.make_fabric(accelerator="cpu", precision="bf16-true")
-    with pytest.raises(ValueError, match=r"epochs of Training is a whole number, got 1\.5"):
+    with pytest.raises(ValueError, match=r"epochs of Training must be an integer, got 1\.5"):
         cps.Training(1.5)  # pyright: ignore
     with pytest.raises(ValueError, match="0 or more, got -1"):
         cps.PadCrop(-1)
@@ -254,7 +254,7 @@ def test_settings_are_the_numbers_they_say(kind, name, of):
 
     wrong = ["1", None, [1], math.nan, math.inf, 10**400, 2 if of is bool else True, *([2.5] if of is int else [])]
     for value in wrong:
-        with pytest.raises(ValueError, match=f"{name} of {kind.__name__} is"):
+        with pytest.raises(ValueError, match=f"{name} of {kind.__name__} must be"):
             make(value)
     for value in (1, np.bool_(True)) if of is bool else (of(1), np.float32(1.0)):  # numpy's become Python's, for files
         assert make(value) == 1
@@ -280,7 +280,7 @@ def test_an_optimizer_of_ones_own_may_have_settings_that_are_no_numbers():
         betas: tuple[float, float] = (0.9, 0.999)
 
     assert Nesterov(0.1).tag == "mine"
-    with pytest.raises(ValueError, match="lr of Nesterov is a number, 0 or more"):
+    with pytest.raises(ValueError, match="lr of Nesterov must be 0 or more"):
         Nesterov(-0.1)
 
 
@@ -361,7 +361,7 @@ def test_a_module_that_fails_on_noise_is_no_alarm(make_learner, capsys):
         {"train": 3},
         {"pruner": cps.NNrelief},
         {"augment": cps.Flip},
-        {"views": "turned"},
+        {"rotations": "turned"},
         {"selectors": [cps.MaxOutput]},
     ],
     ids=str,
@@ -471,11 +471,14 @@ def test_statistics_that_are_no_numbers_are_not_kept(make_learner):
         (lambda: cps.Training(1, 0.01), r"object such as cps.SGD\(0.1\), or a function of \(parameters\), got 0.01"),
         (lambda: cps.Training(1, cps.Adam), "optimizer is an object such as"),
         (lambda: cps.Training(1, cps.Adam(), "cosine"), r"schedule is an object such as cps.Cosine\(\)"),
-        (lambda: cps.setting(type("Mine", (), {})), "a setting is a dataclass"),
+        (lambda: cps.setting(type("Mine", (), {})), "needs a dataclass"),
         (lambda: cps.Task("ab", train=(IMAGES, LABELS)), "classes are a list of names"),
         (lambda: cps.Learner(conv_net(), rounds="3"), "rounds cannot be '3'; it is a whole number, 0 or more"),
         (lambda: cps.Learner(conv_net(), rounds=2.5), "rounds cannot be 2.5; it is a whole number, 0 or more"),
-        (lambda: cps.Learner(conv_net(), views=cps.Rotations), r"the class, not one of its objects\); it is an object"),
+        (
+            lambda: cps.Learner(conv_net(), rotations=cps.Rotations),
+            r"the class, not one of its objects\); it is an object",
+        ),
         (lambda: cps.Learner(conv_net(), watch=3), "watch cannot be 3; it is a function of the progress"),
         (lambda: cps.Learner(conv_net(), selectors=None), "selectors are a tuple, .* got None alone"),
         (lambda: cps.Learner(conv_net(), selectors=cps.Cascade), "selectors are a tuple, .* got <class"),
@@ -673,8 +676,8 @@ def test_a_learner_says_what_it_knows(make_learner):
         (lambda: cps.Learner(conv_net(), selectors=cps.MaxOutput()), TypeError, "selectors are a tuple"),
         (lambda: cps.Learner(conv_net()).learn(cps.Scenario((), "given")), TypeError, "learn its tasks one by one"),
         (lambda: cps.Training(1, cps.Cosine()), TypeError, "optimizer is an object such as"),
-        (lambda: cps.Adam("x"), ValueError, "lr of Adam is a number, got 'x'"),
-        (lambda: cps.SGD(0.1, -1), ValueError, "momentum of SGD is a number, 0 or more, got -1"),
+        (lambda: cps.Adam("x"), ValueError, "lr of Adam must be a finite number, got 'x'"),
+        (lambda: cps.SGD(0.1, -1), ValueError, "momentum of SGD must be 0 or more, got -1"),
         (lambda: cps.check_pruner(lambda *_: None), AssertionError, "must return masks by name, got NoneType"),
         (lambda: cps.Training(1, schedule=lambda epoch: 1.0), TypeError, r"a function of \(epoch, epochs\)"),
     ],

@@ -12,7 +12,7 @@ from .data.augmentation import (
 from .data.decode import ImageError as ImageError, read_image as read_image
 from .data.image_folder import FolderImages as FolderImages, ImageFolder as ImageFolder, read_folder as read_folder
 from .data.normalize import Normalize as Normalize
-from .data.rotations import Rotations as Rotations, Upright as Upright, Views as Views
+from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
 from .evaluation.evaluator import evaluate as evaluate
 from .export.onnx import Export as Export, export_all as export_all, export_task as export_task

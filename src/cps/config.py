@@ -27,8 +27,8 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # None where the learne
         "a tuple of objects such as cps.Cascade()",
     ),
     "augment": (lambda value: value is None or _is_function(value), "an object such as cps.Flip(), or a function"),
-    "views": (
-        lambda value: value is None or (_is_function(value) and hasattr(value, "turns")),
+    "rotations": (
+        lambda value: value is None or (_is_function(value) and hasattr(value, "num_rotations")),
         "an object such as cps.Rotations()",
     ),
     "normalize": (lambda value: value is None or isinstance(value, Normalize), "a cps.Normalize"),

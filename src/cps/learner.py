@@ -9,31 +9,31 @@ from torch import nn
 
 from cps.config import SETTINGS, check_forms
 from cps.data.augmentation import Augmentation
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName, Examples
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
-from cps.data.rotations import Upright, Views
+from cps.data.rotations import RotationScheme, Upright
 from cps.data.tasks import Task
 from cps.network.backbones import Builtin
 from cps.network.capacity import Capacity
 from cps.network.compact.extraction import Standalone
 from cps.network.draft import Draft
 from cps.network.input_checks import check_images, some_pixels, take_in
-from cps.network.masks import smaller
+from cps.network.masks import check_pruned
 from cps.network.model_file import write_model
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Fingerprint, Subnetwork
 from cps.network.transaction import learning
 from cps.pruning.nnrelief import NNrelief, Pruner
-from cps.runtime.devices import agreed, by_the_first, make_fabric, ready
+from cps.runtime.devices import broadcast, make_fabric, on_rank_zero, ready
 from cps.runtime.seeding import generator, seeded
 from cps.selection.base import ImportanceSignature, MaxOutput, Oracle, Selector, select
 from cps.selection.cascade import Cascade
 from cps.selection.groups import consecutive_groups
 from cps.selection.predict import Prediction, classify
-from cps.selection.statistics import check_observed, checked_selectors, observe_last
+from cps.selection.statistics import check_selectors, check_statistics, observe_last
 from cps.selection.stream import Stream
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
 from cps.training.progress import Progress
@@ -70,7 +70,7 @@ class Learner:
         retrain: Training | None = None,
         selectors: Sequence[Selector] = (Cascade(), MaxOutput(), ImportanceSignature()),
         augment: Augmentation | None = None,
-        views: Views | None = None,
+        rotations: RotationScheme | None = None,
         normalize: Normalize | None = None,
         prune_images: int = 1000,
         capacity: Capacity | None = None,
@@ -87,14 +87,14 @@ class Learner:
         share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
         processes that read a torch `Dataset`. `watch` is called after every epoch.
         """
-        check_forms(pruner=pruner, rounds=rounds, train=train, retrain=retrain, augment=augment, views=views)
+        check_forms(pruner=pruner, rounds=rounds, train=train, retrain=retrain, augment=augment, rotations=rotations)
         check_forms(normalize=normalize, prune_images=prune_images, capacity=capacity, seed=seed, watch=watch)
         self.pruner: Pruner = pruner or NNrelief()
         self.rounds = int(rounds)
         self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
         self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
-        self.selectors = checked_selectors(selectors)
-        self.views: Views = views or Upright()
+        self.selectors = check_selectors(selectors)
+        self.rotations: RotationScheme = rotations or Upright()
         self.augment, self.normalize = augment, normalize
         self.prune_images = int(prune_images)
         self.capacity = capacity or Capacity()
@@ -192,7 +192,7 @@ class Learner:
     def save(self, path: str | Path) -> None:
         """Write the model file; an old file stays whole until the new one is complete on the disk."""
         with self.network.in_use():
-            by_the_first(self.fabric, lambda: write_model(path, self.network, self._settings()))
+            on_rank_zero(self.fabric, lambda: write_model(path, self.network, self._settings()))
 
     def _key(self, purpose: int) -> tuple[int, ...]:
         return self.seed, len(self.network.subnetworks), purpose
@@ -207,7 +207,7 @@ class Learner:
     def _chosen(self, selector: Selector | None, task: int | None = None) -> Selector:
         """Return the selector that was asked for, or the first; or the oracle, where the task is known."""
         if task is None:
-            return checked_selectors([selector or self.selectors[0]])[0]
+            return check_selectors([selector or self.selectors[0]])[0]
         if selector is not None:
             raise ValueError("give the task, or a selector that finds it, not both")
         self.network.check_task(task)
@@ -215,12 +215,12 @@ class Learner:
 
     def _begin(self, task: Task) -> tuple[Draft, Examples, Examples | None]:
         """Look at a task and start its subnetwork; return that, the examples to train on and those held out."""
-        check_observed(self.selectors, self.network)
+        check_statistics(self.selectors, self.network)
         with self._seeded(HEAD):
-            examples, held_out, features = take_in(task, self.network, self.views, self.workers)
+            examples, held_out, features = take_in(task, self.network, self.rotations, self.workers)
         crowded = self.capacity.crowded if self.rounds else 0.0  # CP&S-frozen uses all that is sealed
         head = generator(*self._key(HEAD))
-        return self.network.grow(task.classes, features, head, self.views, crowded), examples, held_out
+        return self.network.grow(task.classes, features, head, self.rotations, crowded), examples, held_out
 
     def _saver(self, task: Task, examples: Examples, path: Path) -> Checkpoint:
         return Checkpoint(path, identify(self.network, task, examples, self._settings(), self.fabric))
@@ -241,7 +241,7 @@ class Learner:
             examples,
             training,
             seed=(self.seed, index, FIT, phase),
-            show=Presentation(self.network.prepare, self.augment, self.views),
+            show=BatchTransform(self.network.prepare, self.augment, self.rotations),
             guard=draft.guard(),
             reach=draft.reach,
             after_epoch=after_epoch,
@@ -252,9 +252,11 @@ class Learner:
 
     def _prune(self, draft: Draft, examples: Examples, progress: float) -> None:
         """Switch off connections that carry little, and those beyond the budget of this share of the rounds."""
-        draws, size, turns = generator(*self._key(PRUNE)), self.train.batch_size, self.views.turns
+        draws, size, num_rotations = generator(*self._key(PRUNE)), self.train.batch_size, self.rotations.num_rotations
         with self._seeded(PRUNE):  # the same images in every round
-            batches = some_pixels(examples, self.prune_images, draws, self.network, batch_size=size, turns=turns)
-        masks = smaller(self.pruner(draft.model.backbone, draft.masks, batches), draft.masks)
+            batches = some_pixels(
+                examples, self.prune_images, draws, self.network, batch_size=size, num_rotations=num_rotations
+            )
+        masks = check_pruned(self.pruner(draft.model.backbone, draft.masks, batches), draft.masks)
         masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
-        draft.narrow(agreed(masks, self.fabric))
+        draft.narrow(broadcast(masks, self.fabric))

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from cps.config import SETTINGS, check_forms
-from cps.data.rotations import check_views
+from cps.data.rotations import check_rotations
 from cps.learner import Learner
 from cps.network.backbones import Builtin
 from cps.network.model_file import fill, read_model
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector, select
-from cps.selection.rejection import check_familiarity
-from cps.selection.statistics import checked_selectors, unobserved
+from cps.selection.rejection import check_rejection_statistics
+from cps.selection.statistics import check_selectors, missing_statistics
 from cps.storage.container import FileError
 from cps.storage.settings_codec import unknown_in
 
@@ -51,9 +51,9 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
     fill(learner.network, path, header, tensors)
     _check_shapes(learner.network, path)
     learner.network.to(learner.fabric.device)
-    check_familiarity(learner.network, path)
+    check_rejection_statistics(learner.network, path)
     for selector in learner.selectors:
-        if not any(unobserved([selector], learner.network)):
+        if not any(missing_statistics([selector], learner.network)):
             _check_statistics(learner, selector, path)
     return learner
 
@@ -63,7 +63,7 @@ def _check_settings(found: Mapping[str, Any], path: str | Path) -> None:
     try:
         check_forms(**found)
         if "selectors" in found:
-            checked_selectors(found["selectors"])
+            check_selectors(found["selectors"])
     except (TypeError, ValueError) as error:
         raise FileError(f"'{path}' has damaged settings: {error}") from None
 
@@ -75,7 +75,7 @@ def _check_shapes(network: SharedNetwork, path: str | Path) -> None:
     shape = network.input_shape or ()
     try:
         for subnetwork in network.subnetworks:
-            check_views(shape, subnetwork.turns, subnetwork.mirrors)
+            check_rotations(shape, subnetwork.num_rotations, subnetwork.flips)
         features = _features_of_a_blank(network, shape)
     except Exception as error:  # whatever a module's forward does
         raise FileError(f"'{path}' does not fit this backbone, which cannot look at images {shape}: {error}") from error
@@ -100,7 +100,7 @@ def _check_statistics(learner: Learner, selector: Selector, path: str | Path) ->
     def blank(task: int) -> Outputs:
         subnetwork = learner.network.subnetworks[task]
         features = subnetwork.head["weight"].new_zeros(2, subnetwork.head["weight"].shape[1])
-        return subnetwork.say(features.expand(len(subnetwork.looks), -1, -1))
+        return subnetwork.say(features.expand(len(subnetwork.views), -1, -1))
 
     evidence = Evidence(lambda tasks: [blank(task) for task in tasks], len(learner.network.subnetworks))
     groups = torch.arange(2, device=learner.network.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cps.network.backbones import Builtin
 from cps.network.masks import union_of
-from cps.network.partition import laid_out_as, named_tensors, set_tensors
+from cps.network.partition import copy_like, named_tensors, set_tensors
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
 from cps.network.transaction import transaction
@@ -36,9 +36,9 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
         network.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
         for name, weight in network.weights.items():
             free = torch.where(network.taken[name], weight, fresh[name].to(weight))
-            network.weights[name] = laid_out_as(weight, free)
+            network.weights[name] = copy_like(weight, free)
         set_tensors(network.backbone, {**network.weights, **network.initial})  # it held the last draft
-        network.forget_small_networks()
+        network.clear_compact()
 
 
 def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, *key: int) -> dict[str, Tensor]:

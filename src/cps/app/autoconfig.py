@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from cps.app.folder_scan import Shipment
+from cps.app.folder_scan import FolderScan
 from cps.data.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.data.normalize import IMAGENET, Normalize
 from cps.learner import Learner
@@ -28,7 +28,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Options:
     """What the user asks for; the rest is chosen."""
 
     size: int | None = None
@@ -55,7 +55,7 @@ class Proposal:
     choices: tuple[Choice, ...]
 
 
-def propose(shipment: Shipment, wishes: Wishes, *, has_gpu: bool) -> Proposal:
+def propose(shipment: FolderScan, wishes: Options, *, has_gpu: bool) -> Proposal:
     """Choose the settings of a new model from its first shipment."""
     images, sample = len(shipment.files), shipment.sample
     size = _size(sample.side, wishes, has_gpu)
@@ -85,7 +85,7 @@ def propose(shipment: Shipment, wishes: Wishes, *, has_gpu: bool) -> Proposal:
     return Proposal(size.value, Builtin(backbone.value), settings, choices)
 
 
-def apply(wishes: Wishes, learner: Learner, size: int) -> tuple[Choice, ...]:
+def apply(wishes: Options, learner: Learner, size: int) -> tuple[Choice, ...]:
     """Let a model of earlier shipments learn the next one as wished; return its settings in words.
 
     What a model was made with for good, its image size and backbone, cannot be wished otherwise.
@@ -133,7 +133,7 @@ class _Made(NamedTuple):
     why: str
 
 
-def _size(side: int, wishes: Wishes, has_gpu: bool) -> _Made:
+def _size(side: int, wishes: Options, has_gpu: bool) -> _Made:
     if wishes.size is not None:
         return _Made(wishes.size, "asked for")
     most = SIZES[-1] if has_gpu or wishes.pretrained else CPU_SIZE
@@ -142,7 +142,7 @@ def _size(side: int, wishes: Wishes, has_gpu: bool) -> _Made:
     return _Made(fitting[-1] if fitting else SIZES[0], f"short sides are about {side}{limit}")
 
 
-def _backbone(size: int, wishes: Wishes) -> _Made:
+def _backbone(size: int, wishes: Options) -> _Made:
     if wishes.pretrained:
         if wishes.backbone not in (None, "resnet18-large"):
             raise ValueError(f"ImageNet weights are for the backbone resnet18-large, not for {wishes.backbone}")
@@ -158,7 +158,7 @@ def _batch_size(images: int, has_gpu: bool) -> int:
     return 16 if images < 400 else 32 if images < 4000 else 128 if has_gpu else 64
 
 
-def _epochs(images: int, batch_size: int, wishes: Wishes) -> _Made:
+def _epochs(images: int, batch_size: int, wishes: Options) -> _Made:
     if wishes.epochs is not None:
         return _Made(wishes.epochs, "asked for")
     fewest, most = EPOCHS
@@ -166,7 +166,7 @@ def _epochs(images: int, batch_size: int, wishes: Wishes) -> _Made:
     return _Made(epochs, f"{images} images: {epochs * -(-images // batch_size):,} steps")
 
 
-def _augment(size: int, is_grey: bool, wishes: Wishes) -> _Made:
+def _augment(size: int, is_grey: bool, wishes: Options) -> _Made:
     if wishes.augment is not None:
         return _Made(wishes.augment, "asked for")
     if is_grey:

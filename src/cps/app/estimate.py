@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
-from cps.data.rotations import looks_at
+from cps.data.rotations import views_of
 from cps.learner import Learner
 from cps.network.classifier import Classifier
 from cps.runtime.cuda_graphs import WARM_CALLS
@@ -38,7 +38,9 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
     with torch.no_grad():
         held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
     with seeded(learner.network.device, 0):
-        model = Classifier(backbone, nn.Linear(features, classes * learner.views.turns, device=learner.network.device))
+        model = Classifier(
+            backbone, nn.Linear(features, classes * learner.rotations.num_rotations, device=learner.network.device)
+        )
     warm = WARM_CALLS if learner.network.device.type == "cuda" else 1  # epochs, until steps are captured
     ends: list[float] = []
 
@@ -50,14 +52,14 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         TensorExamples(noise, torch.arange(len(noise)) % classes),
         replace(learner.train, epochs=warm + 1, batch_size=batch_size),
         seed=(0,),
-        show=Presentation(learner.network.prepare, learner.augment, learner.views),
+        show=BatchTransform(learner.network.prepare, learner.augment, learner.rotations),
         after_epoch=note_time,
     )
     each = (ends[-1] - ends[-2]) / len(noise)
     passes = learner.train.epochs + learner.rounds * learner.retrain.epochs
     passes += PRUNING * learner.rounds * min(1.0, learner.prune_images / images)
-    looks = len(looks_at(learner.views.turns, learner.views.mirrors))
-    passes += LOOKING * (1 + len(learner.network.subnetworks)) * looks
+    views = len(views_of(learner.rotations.num_rotations, learner.rotations.flips))
+    passes += LOOKING * (1 + len(learner.network.subnetworks)) * views
     weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
     pixels = 3 * size * size
     memory = 8 * weights + batch_size * (2 * held + 4 * pixels) + 2 * images * pixels

@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shipment:
+class FolderScan:
     """The images of a folder by class, the digest of each file, and what a sample of them looks like."""
 
     folder: Path
@@ -79,7 +79,7 @@ class Shipment:
             chosen.update(place for place in places if self.digests[place] in held)
         return chosen
 
-    def only(self, paths: Container[str]) -> "Shipment":
+    def only(self, paths: Container[str]) -> "FolderScan":
         """Return a shipment of some of its files alone, which are named as they lie in its folder."""
         named = [path in paths for path in self.paths]
         files, digests = (tuple(compress(kept, named)) for kept in (self.files, self.digests))
@@ -126,7 +126,7 @@ class Shipment:
             )
 
 
-def look(folder: str | Path, *, skip_empty: bool = False, workers: int = 8, watch: Watch | None = None) -> Shipment:
+def look(folder: str | Path, *, skip_empty: bool = False, workers: int = 8, watch: Watch | None = None) -> FolderScan:
     """Look at a folder of images: list and digest all of them, and look closely at some."""
     files = list_images(folder, skip_empty=skip_empty)
     _check_names({path.parent.name for path in files})
@@ -143,7 +143,7 @@ def look(folder: str | Path, *, skip_empty: bool = False, workers: int = 8, watc
     grey = sum(bool(np.ptp(thumbnail.astype(int), axis=0).max() <= GREY) for _, thumbnail in seen)
     mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
     sample = Sample(int(median(side for side, _ in seen)), grey == len(seen), _rounded(mean), _rounded(std))
-    return Shipment(Path(folder), tuple(files), tuple(digests), sample)
+    return FolderScan(Path(folder), tuple(files), tuple(digests), sample)
 
 
 def _check_names(classes: Iterable[str]) -> None:

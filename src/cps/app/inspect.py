@@ -11,7 +11,7 @@ from cps.loading import Load, load
 from cps.network.backbones import Builtin
 from cps.network.masks import mask_shape, unpack, weights_on
 from cps.network.model_file import content_of, read_model
-from cps.runtime.environment import bits_depend_on
+from cps.runtime.environment import reproducibility_context
 from cps.storage.container import FileError
 
 
@@ -72,9 +72,9 @@ def verify(path: str | Path, own: Load | None = None) -> list[Check]:
         Check("subnetworks against their fingerprints", tasks, "hold"),
     ]
     if learner is None:
-        told = "not compared: the backbone is your own; give --loader"
-        return [*checks, Check("answers on fixed inputs, to the bit", tasks, told)]
-    here, same = bits_depend_on(learner.network.device), 0
+        result = "not compared: the backbone is your own; give --loader"
+        return [*checks, Check("answers on fixed inputs, to the bit", tasks, result)]
+    here, same = reproducibility_context(learner.network.device), 0
     elsewhere = set()
     for task, subnetwork in enumerate(learner.network.subnetworks):
         then = subnetwork.notes.get("answers")
@@ -87,8 +87,8 @@ def verify(path: str | Path, own: Load | None = None) -> list[Check]:
     if same:
         checks.append(Check("answers on fixed inputs, to the bit", same, "as when they were learned"))
     if elsewhere:
-        told = f"not compared: learned on {'; '.join(sorted(elsewhere))}; this is {here}"
-        checks.append(Check("answers on fixed inputs, to the bit", tasks - same, told))
+        result = f"not compared: learned on {'; '.join(sorted(elsewhere))}; this is {here}"
+        checks.append(Check("answers on fixed inputs, to the bit", tasks - same, result))
     return checks
 
 

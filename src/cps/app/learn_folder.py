@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 import cps
-from cps.app.autoconfig import Choice, Wishes, apply, propose
+from cps.app.autoconfig import Choice, Options, apply, propose
 from cps.app.class_names import almost_alike, new_version, one_form
-from cps.app.folder_scan import Shipment, Watch
+from cps.app.folder_scan import FolderScan, Watch
 from cps.app.predict_files import size_of
 from cps.app.similar_classes import lookalikes, usual_outputs
 from cps.config import SETTINGS
 from cps.data.datasets import imagenet_weights
 from cps.data.decode import ImageError
 from cps.data.image_folder import FolderImages, ImageFolder
-from cps.data.rotations import Rotations, Views
+from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Task
 from cps.learner import Learner
 from cps.loading import load
-from cps.runtime.environment import bits_depend_on
+from cps.runtime.environment import reproducibility_context
 from cps.storage import container as storage
 from cps.storage.settings_codec import encode
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Growth:
+class LearningPlan:
     """A model that is about to learn a shipment: its learner, the image size, its settings in words, class names.
 
     `names` maps the name of a folder to that of its class, which differ where a known class gets a new version. `done`
@@ -47,18 +47,18 @@ class Growth:
 
     model: Path
     learner: Learner
-    shipment: Shipment
+    shipment: FolderScan
     size: int
     choices: tuple[Choice, ...]
     names: Mapping[str, str]
     done: int | None = None
 
     @property
-    def views(self) -> Views:
+    def rotations(self) -> RotationScheme:
         """How the new classes are looked at: as all others; one by itself in its turns, to have something to tell."""
-        usual = self.learner.views
-        is_alone = len(self.names) == 1 and usual.turns == 1
-        return Rotations(mirrors=usual.mirrors) if is_alone else usual
+        usual = self.learner.rotations
+        is_alone = len(self.names) == 1 and usual.num_rotations == 1
+        return Rotations(flips=usual.flips) if is_alone else usual
 
 
 class Learned(NamedTuple):
@@ -70,13 +70,13 @@ class Learned(NamedTuple):
 
 def prepare(
     model: str | Path,
-    shipment: Shipment,
-    wishes: Wishes,
+    shipment: FolderScan,
+    wishes: Options,
     fabric: "Fabric",
     *,
     weights: Path | None = None,
     as_version: bool = False,
-) -> Growth:
+) -> LearningPlan:
     """Open a model, or choose the settings of a new one, for a shipment; refuse classes that it knows."""
     model = Path(model)
     if model.exists():
@@ -95,8 +95,8 @@ def prepare(
         if subnetwork.notes.get("shipment") == shipment.digest:
             if _pending(model, learner) is None:
                 storage.remove(checkpoint_of(model))  # a kill may have come just before
-            return Growth(model, learner, shipment, size, choices, {}, done=task)
-    return Growth(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
+            return LearningPlan(model, learner, shipment, size, choices, {}, done=task)
+    return LearningPlan(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
 
 
 def checkpoint_of(model: str | Path) -> Path:
@@ -104,17 +104,19 @@ def checkpoint_of(model: str | Path) -> Path:
     return Path(f"{model}.checkpoint")
 
 
-def goes_on(growth: Growth) -> bool:
+def goes_on(growth: LearningPlan) -> bool:
     """Say whether an interrupted run of the same classes and settings left a checkpoint to go on from."""
     return _left_over(growth) is not None
 
 
-def _left_over(growth: Growth) -> dict[str, Any] | None:
+def _left_over(growth: LearningPlan) -> dict[str, Any] | None:
     """Return the header of that checkpoint."""
     found = _pending(growth.model, growth.learner)
     if found is None:
         return None
-    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS} | {"views": encode(growth.views)}
+    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS} | {
+        "rotations": encode(growth.rotations)
+    }
     known = {name: value for name, value in found["identity"]["settings"].items() if name in settings}
     is_same = found["identity"]["classes"] == list(growth.names.values()) and known == settings
     return found if is_same else None
@@ -129,7 +131,7 @@ def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
     return found if found["identity"].get("task") == len(learner.network.subnetworks) else None
 
 
-def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:
+def decode(growth: LearningPlan, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:
     """Decode all images of the shipment to the model's size."""
     shipment = growth.shipment
 
@@ -144,20 +146,20 @@ def decode(growth: Growth, *, skip_damaged: bool = False, watch: Watch | None = 
         raise ImageError(f"{error}\n--skip-damaged leaves such images out" if not skip_damaged else error) from None
 
 
-def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
+def learn(growth: LearningPlan, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
     """Learn the decoded images as a task, measure it on those held out, and put the new model in place of the old."""
     began = time.monotonic() - (_left_over(growth) or {}).get("seconds", 0.0)
     learner, names = growth.learner, growth.names
     train, held = _split(growth.shipment, read, names, share)
     checkpoint = checkpoint_of(growth.model)
     new = Task(list(names.values()), train=train, val=held if held[1] else None)
-    usual = learner.views, learner.watch
+    usual = learner.rotations, learner.watch
     learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
-    learner.views = growth.views
+    learner.rotations = growth.rotations
     try:
         subnetwork = learner.learn(new, checkpoint=checkpoint)
     finally:
-        learner.views, learner.watch = usual
+        learner.rotations, learner.watch = usual
     task = len(learner.network.subnetworks) - 1
     counts = Counter(train[1] + held[1])
     subnetwork.notes.update(
@@ -173,7 +175,10 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
             "usual output": usual_outputs(learner, task, *held) if held[1] else {},
             "seconds": round(time.monotonic() - began, 1),
             "cps": cps.__version__,
-            "answers": {"digest": learner.fingerprint(task).outputs, "on": bits_depend_on(learner.network.device)},
+            "answers": {
+                "digest": learner.fingerprint(task).outputs,
+                "on": reproducibility_context(learner.network.device),
+            },
         }
     )
     learner.save(growth.model)
@@ -181,14 +186,14 @@ def learn(growth: Growth, read: FolderImages, *, share: float = 0.1, watch: Watc
     return Learned(task, subnetwork.notes)
 
 
-def known_classes(growth: Growth, read: FolderImages) -> list[str]:
+def known_classes(growth: LearningPlan, read: FolderImages) -> list[str]:
     """Return a warning for each new class that looks like a known one; a new version of one is meant to."""
     new = {folder for folder, name in growth.names.items() if one_form(folder) == name}
     chosen = [index for index, label in enumerate(read.labels) if label in new]
     return lookalikes(growth.learner, read.images[chosen], [read.labels[index] for index in chosen]) if chosen else []
 
 
-def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[str, str]:
+def _new_names(shipment: FolderScan, learner: Learner, as_version: bool) -> dict[str, str]:
     """Return the class of each folder; a known name is refused, or counted up."""
     known = {one_form(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
     names = {}
@@ -205,14 +210,14 @@ def _new_names(shipment: Shipment, learner: Learner, as_version: bool) -> dict[s
     return names
 
 
-def namesakes(growth: Growth) -> list[str]:
+def namesakes(growth: LearningPlan) -> list[str]:
     """Return a warning for each new class whose name differs from another's by letter case or blanks alone."""
     learned = [str(name) for sub in growth.learner.network.subnetworks for name in sub.classes]
     pairs = almost_alike(list(growth.names.values()), learned)
     return [f"class '{name}' is called almost like '{other}'; is it the same?" for name, other in pairs]
 
 
-def without_unreadable(growth: Growth, read: FolderImages) -> tuple[Growth, list[str]]:
+def without_unreadable(growth: LearningPlan, read: FolderImages) -> tuple[LearningPlan, list[str]]:
     """Return the growth without classes of which no image could be read, and the folders of those."""
     readable = set(read.labels)
     names = {folder: name for folder, name in growth.names.items() if folder in readable}
@@ -222,7 +227,7 @@ def without_unreadable(growth: Growth, read: FolderImages) -> tuple[Growth, list
 Part = tuple[Tensor, list[str]]  # images and the class of each
 
 
-def _split(shipment: Shipment, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
+def _split(shipment: FolderScan, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
     """Return the images to learn from, and those held out."""
     shipment = shipment.only(set(read.paths))
     paths, held_out = shipment.paths, shipment.held_out(share)

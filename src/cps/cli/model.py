@@ -10,10 +10,10 @@ from rich.table import Table
 from cps.app.task_metadata import accuracy_in_words, accuracy_of, history_in_words
 from cps.cli.loaders import Loader, loader_of
 from cps.cli.terminal import console, going_on, json_text, progress_bar, shown, warn
-from cps.runtime.text import duration, listed, number_of, size_in_words
+from cps.runtime.text import duration, listed, number_of, size_text
 
 if TYPE_CHECKING:
-    from cps.app.learn_folder import Growth, Learned
+    from cps.app.learn_folder import Learned, LearningPlan
 
 BACKBONES = "small, resnet18-third, resnet18, resnet18-large or resnet32"
 Model = Annotated[Path, typer.Argument(help="The model file.")]
@@ -48,12 +48,12 @@ def learn(
     is done, the model stays as it was.
     """
     from cps.app import learn_folder as growing
-    from cps.app.autoconfig import Wishes
+    from cps.app.autoconfig import Options
     from cps.app.folder_scan import look
     from cps.runtime.devices import make_fabric, precision_of
     from cps.storage.lock import locked
 
-    wishes = Wishes(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
+    wishes = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
     fabric = make_fabric(accelerator=accelerator, precision=precision)
     with going_on(growing.checkpoint_of(model).exists):
         with progress_bar() as show:
@@ -151,7 +151,7 @@ def forget(
     from cps.data.datasets import imagenet_weights
     from cps.network.backbones import large_resnet18
     from cps.network.input_checks import check_task_number
-    from cps.storage.container import check_file, clear_away, remove
+    from cps.storage.container import check_file, remove, remove_temporary
     from cps.storage.lock import locked
 
     check_file(model)
@@ -171,7 +171,7 @@ def forget(
         learner.forget(task - 1, fresh=fresh)
         learner.save(model)  # which refuses if any other task has changed
         had_checkpoint = checkpoint_of(model).exists()
-        clear_away(model, older=0)  # nobody else writes it now
+        remove_temporary(model, older=0)  # nobody else writes it now
         remove(checkpoint_of(model), older=0)
         if had_checkpoint:
             console.print("The checkpoint of an interrupted `cps learn` is gone too: it may hold weights of the task.")
@@ -184,7 +184,7 @@ def forget(
         console.print("All other tasks are unchanged: their fingerprints hold.")
 
 
-def _show_choices(growth: "Growth", precision: str, why: str) -> None:
+def _show_choices(growth: "LearningPlan", precision: str, why: str) -> None:
     from cps.app.estimate import estimate
     from cps.data.examples import free_memory
 
@@ -199,13 +199,13 @@ def _show_choices(growth: "Growth", precision: str, why: str) -> None:
         table.add_row(*(shown(part) for part in choice))
     table.add_row("precision", precision, why)
     table.add_row("time", f"about {duration(expected.seconds)}", "an estimate, from a few steps")
-    table.add_row("memory", f"about {size_in_words(expected.memory)}", "an estimate")
+    table.add_row("memory", f"about {size_text(expected.memory)}", "an estimate")
     console.print(table)
     if growth.learner.network.device.type == "cpu" and expected.memory > free_memory():
         warn(f"only {free_memory() / 2**30:.1f} GiB of memory are free; a smaller --size or --batch needs less")
 
 
-def _show_learned(growth: "Growth", learned: "Learned") -> None:
+def _show_learned(growth: "LearningPlan", learned: "Learned") -> None:
     from cps.selection.statistics import ENOUGH
 
     notes = learned.notes

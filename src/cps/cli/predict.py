@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cps.app.predict_files import Answer
     from cps.learner import Learner
     from cps.loading import Load
-    from cps.storage.reload import Followed
+    from cps.storage.reload import ReloadedFile
 
 SOME_UNREADABLE = 3  # exit code
 COLUMNS: tuple[str, ...] = ("path", "class", "task", "share", "confidence", "unknown", "error")
@@ -102,23 +102,23 @@ def _write_coming(coming: "Iterator[Answer]", folder: Path, write: "Callable[[An
     errors.print("stopped")
 
 
-def _followed(model: Path, accelerator: str, load: "Load") -> "Followed[Learner]":
+def _followed(model: Path, accelerator: str, load: "Load") -> "ReloadedFile[Learner]":
     from cps.app.predict_files import size_of
     from cps.runtime.devices import make_fabric
     from cps.selection.rejection import ROUGH
-    from cps.storage.reload import Followed
+    from cps.storage.reload import ReloadedFile
 
     fabric = make_fabric(accelerator=accelerator)
 
     def opened() -> "Learner":
         learner = load(model, fabric=fabric)
-        learner.network.told.add(ROUGH)  # which `cps learn` has said
+        learner.network.warned.add(ROUGH)  # which `cps learn` has said
         if not learner.network.subnetworks:
             raise ValueError(f"'{model}' has no task left; learn one first with: cps learn FOLDER --model {model}")
         size_of(learner)
         return learner
 
-    return Followed(model, opened)
+    return ReloadedFile(model, opened)
 
 
 def _refuse_if(is_wrong: bool, what: str) -> None:
@@ -134,7 +134,7 @@ def _check_task(learner: "Learner", task: int | None) -> None:
         check_task_number(task, learner.network)
 
 
-def _current(followed: "Followed[Learner]", task: int | None) -> "Learner":
+def _current(followed: "ReloadedFile[Learner]", task: int | None) -> "Learner":
     """Return the learner of the model as it is now, and say if it is another; the task asked for must be the same."""
     before = followed.made.classes
     if followed.refresh():

@@ -35,13 +35,13 @@ def serve(
         needs = 'pip install "continual-prune-and-select[serve]"'
         raise RuntimeError(f"to serve, install what it needs ({error.name} is missing): {needs}") from None
     from cps.serve.middleware import Limits
-    from cps.serve.served_model import Host
+    from cps.serve.served_model import ServedModel
 
     for name in ("python_multipart", "PIL"):  # their warnings are about what others send, who could fill the log
         logging.getLogger(name).setLevel(logging.CRITICAL)
     limits = Limits(max_images, max_megabytes, max_megapixels, at_once, seconds)
     names = _names(host)
-    host_of_model = Host(model, limits, reject=reject, accelerator=accelerator, load=loader_of(loader))
+    host_of_model = ServedModel(model, limits, reject=reject, accelerator=accelerator, load=loader_of(loader))
     app = make_app(host_of_model, hosts=names)
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host

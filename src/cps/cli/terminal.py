@@ -92,7 +92,7 @@ class Lines:
     def __init__(self, where: Console):
         self._where = where
         self._what = self._state = ""
-        self._began = self._told = time.monotonic()
+        self._began = self._shown = time.monotonic()
 
     def show(self, what: str, done: int, total: int, note: str) -> None:
         """Take note of what is done, how much of it, of how much."""
@@ -100,7 +100,7 @@ class Lines:
             self.end()
             self._what, self._began = what, time.monotonic()
         self._state = f"{done} of {total}" + (f", {note}" if note else "")
-        if time.monotonic() - max(self._told, self._began) > A_MINUTE:
+        if time.monotonic() - max(self._shown, self._began) > A_MINUTE:
             self._tell()
 
     def end(self) -> None:
@@ -109,8 +109,8 @@ class Lines:
             self._tell()
 
     def _tell(self) -> None:
-        self._told = time.monotonic()
-        line = f"{self._what}: {self._state}, {self._told - self._began:.0f} s"
+        self._shown = time.monotonic()
+        line = f"{self._what}: {self._state}, {self._shown - self._began:.0f} s"
         self._where.print(shown(line), highlight=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 
 class Augmentation(Protocol):
@@ -30,7 +30,7 @@ class Augmentation(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class PadCrop(Numbers):
+class PadCrop(NumericSettings):
     """Pad the images with black by `padding` pixels and crop them back to their size at a random place."""
 
     padding: int = 4
@@ -73,7 +73,7 @@ class Flip:
 
 @setting
 @dataclass(frozen=True)
-class ResizedCrop(Numbers):
+class ResizedCrop(NumericSettings):
     """Cut out a part of each image, of random area, shape and place, and scale it back to the image's size."""
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -102,7 +102,7 @@ class ResizedCrop(Numbers):
 
 @setting
 @dataclass(frozen=True)
-class Rotate(Numbers):
+class Rotate(NumericSettings):
     """Turn each image about its middle, by at most so many degrees either way; what comes in is black."""
 
     degrees: float = 15.0
@@ -124,7 +124,7 @@ class Rotate(Numbers):
 
 @setting
 @dataclass(frozen=True)
-class Colour(Numbers):
+class Colour(NumericSettings):
     """Change brightness, contrast and saturation, each by a factor from 1 - strength to 1 + strength."""
 
     brightness: float = 0.4

@@ -138,14 +138,14 @@ class ImageBatches:
 
     examples: Examples
     batch_size: int = 256
-    mirrored: bool = False
+    flipped: bool = False
     part: int = 0
     parts: int = 1
 
     def __iter__(self) -> Iterator[Tensor]:
         mine = torch.arange(len(self.examples)).tensor_split(self.parts)[self.part]
         for images, _ in self.examples.batches(mine.split(self.batch_size)):
-            yield images.flip(-1) if self.mirrored else images
+            yield images.flip(-1) if self.flipped else images
 
 
 def all_labels(examples: Examples) -> Tensor:

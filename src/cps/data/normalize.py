@@ -6,12 +6,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 
 @setting
 @dataclass(frozen=True)
-class Normalize(Numbers):
+class Normalize(NumericSettings):
     """Subtract a mean and divide by a deviation, per channel, on pixels from 0 to 1."""
 
     mean: tuple[float, ...]

@@ -6,39 +6,39 @@ more about its images, and so about what is not one of them. At test the outputs
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 
-class Look(NamedTuple):
+class View(NamedTuple):
     """One look at an image: turned by so many quarters, and perhaps mirrored before."""
 
-    turn: int
-    is_mirrored: bool
+    rotation: int
+    is_flipped: bool
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return images (N, channels, height, width) as they look, in memory of their own."""
-        seen = images.flip(-1) if self.is_mirrored else images
-        if self.turn:
-            return torch.rot90(seen, self.turn, dims=(2, 3))
-        return seen if self.is_mirrored else seen.clone()
+        seen = images.flip(-1) if self.is_flipped else images
+        if self.rotation:
+            return torch.rot90(seen, self.rotation, dims=(2, 3))
+        return seen if self.is_flipped else seen.clone()
 
 
-class Views(Protocol):
+class RotationScheme(Protocol):
     """How images are turned in training. A head has `turns` outputs for each class: class 0 turned by 0, by 1, ..."""
 
     @property
-    def turns(self) -> int:
+    def num_rotations(self) -> int:
         """How many turns a class is learned in: 1 or 4."""
         ...
 
     @property
-    def mirrors(self) -> bool:
+    def flips(self) -> bool:
         """Whether at test the mirror image is looked at as well, for twice the work."""
         ...
 
@@ -54,13 +54,15 @@ class Views(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class Upright(Numbers):
+class Upright(NumericSettings):
     """Images are shown as they are."""
 
-    mirrors: bool = False
+    RENAMED: ClassVar = {"mirrors": "flips"}
+
+    flips: bool = False
 
     @property
-    def turns(self) -> int:
+    def num_rotations(self) -> int:
         """How many turns a class is learned in."""
         return 1
 
@@ -76,14 +78,16 @@ class Upright(Numbers):
 
 @setting
 @dataclass(frozen=True)
-class Rotations(Numbers):
+class Rotations(NumericSettings):
     """Each class is learned in four turns: an image is shown in one of them, drawn at random, or in all at once."""
 
+    RENAMED: ClassVar = {"mirrors": "flips"}
+
     at_once: bool = False
-    mirrors: bool = False
+    flips: bool = False
 
     @property
-    def turns(self) -> int:
+    def num_rotations(self) -> int:
         """How many turns a class is learned in."""
         return 4
 
@@ -94,27 +98,27 @@ class Rotations(Numbers):
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Return turned images and the output for each class and turn."""
-        every = torch.stack([Look(turn, False)(images) for turn in range(4)])  # (turns, images, ...)
+        every = torch.stack([View(turn, False)(images) for turn in range(4)])  # (turns, images, ...)
         if self.at_once:
-            turns = torch.arange(4, device=labels.device)[:, None]
-            return every.flatten(0, 1), (labels * 4 + turns).flatten()
+            num_rotations = torch.arange(4, device=labels.device)[:, None]
+            return every.flatten(0, 1), (labels * 4 + num_rotations).flatten()
         turn = (uniform[:, 0] * 4).long()
         return every[turn, torch.arange(len(images), device=images.device)], labels * 4 + turn
 
 
-def looks_at(turns: int, mirrors: bool) -> list[Look]:
+def views_of(num_rotations: int, flips: bool) -> list[View]:
     """Return all looks at an image."""
     return [
-        Look(turn, is_mirrored) for is_mirrored in ((False, True) if mirrors else (False,)) for turn in range(turns)
+        View(turn, is_flipped) for is_flipped in ((False, True) if flips else (False,)) for turn in range(num_rotations)
     ]
 
 
-def class_logits(features: Tensor, looks: Sequence[Look], weight: Tensor, bias: Tensor) -> Tensor:
+def class_logits(features: Tensor, views: Sequence[View], weight: Tensor, bias: Tensor) -> Tensor:
     """Return the logits (N, classes) of images from their features (looks, N, d): of each turn its own outputs."""
-    turns = 1 + max(look.turn for look in looks)
+    num_rotations = 1 + max(view.rotation for view in views)
     said = [
-        F.linear(seen, weight[look.turn :: turns], bias[look.turn :: turns])
-        for seen, look in zip(features.unbind(), looks, strict=True)
+        F.linear(seen, weight[view.rotation :: num_rotations], bias[view.rotation :: num_rotations])
+        for seen, view in zip(features.unbind(), views, strict=True)
     ]
     return mean_of(torch.stack(said))
 
@@ -124,11 +128,11 @@ def mean_of(values: Tensor) -> Tensor:
     return values[0] if len(values) == 1 else values.mean(dim=0)
 
 
-def check_views(shape: tuple[int, ...], turns: int, mirrors: bool) -> None:
+def check_rotations(shape: tuple[int, ...], num_rotations: int, flips: bool) -> None:
     """Refuse images that cannot be turned or mirrored."""
-    if turns not in (1, 4):
-        raise ValueError(f"classes are learned in 1 turn or in 4, got {turns}")
-    if turns > 1 and (len(shape) != 3 or shape[1] != shape[2]):
+    if num_rotations not in (1, 4):
+        raise ValueError(f"classes are learned in 1 turn or in 4, got {num_rotations}")
+    if num_rotations > 1 and (len(shape) != 3 or shape[1] != shape[2]):
         raise ValueError(f"only square images (channels, height, width) can be turned, got {shape}")
-    if mirrors and len(shape) != 3:
+    if flips and len(shape) != 3:
         raise ValueError(f"only images (channels, height, width) can be mirrored, got {shape}")

@@ -16,13 +16,13 @@ from cps.data.rotations import mean_of
 from cps.data.tasks import Task
 from cps.evaluation.metrics import Matrix, summary
 from cps.learner import Learner
-from cps.network.outputs import Evidence, Outputs, concatenated
+from cps.network.outputs import Evidence, Outputs, concatenate
 from cps.network.subnetwork import Subnetwork, local_labels, shortened
 from cps.runtime.seeding import generator
 from cps.selection.base import Selector, select
-from cps.selection.gather import survey
+from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
-from cps.selection.statistics import checked_selectors
+from cps.selection.statistics import check_selectors
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
@@ -78,7 +78,7 @@ def evaluate(
         task_il |= _top5(tested.right_of_five, tested)
         selectors = learner.selectors if selectors is None else selectors
         is_named = isinstance(selectors, Mapping)
-        named = selectors if is_named else {selector.name: selector for selector in checked_selectors(selectors)}
+        named = selectors if is_named else {selector.name: selector for selector in check_selectors(selectors)}
         class_il = {
             name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
             for name, selector in named.items()
@@ -100,9 +100,9 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
                 f"in its place has {shortened(task.classes)}"
             )
         examples = as_examples(task.test, _outputs_of(task, subnetwork), workers=learner.workers)
-        evidence = survey(network, examples, learner.fabric)
+        evidence = gather_evidence(network, examples, learner.fabric)
         if flips:
-            evidence = _averaged(evidence, survey(network, examples, learner.fabric, mirrored=True))
+            evidence = _averaged(evidence, gather_evidence(network, examples, learner.fabric, flipped=True))
         parts.append(list(evidence))
         labels.append(all_labels(examples).to(network.device))
     if not parts:
@@ -121,7 +121,7 @@ def in_turn(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
 
     `parts[task][index]` is what subnetwork `index` says about those of a task.
     """
-    every = [concatenated(same) for same in zip(*parts, strict=True)]
+    every = [concatenate(same) for same in zip(*parts, strict=True)]
     sizes = torch.tensor([len(part[0].logits) for part in parts], device=every[0].logits.device)
     return every, torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
 

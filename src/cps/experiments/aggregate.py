@@ -51,10 +51,10 @@ def _differing(runs: Sequence[Results]) -> dict[str, set[str]]:
 
 def _kind(run: Results, settings: Mapping[str, set[str]]) -> str:
     words = [f"{len(run['classes_per_task'])} tasks", training_of(run)]
-    told = {
+    warned = {
         name: _unlike(run["settings"][name], values) for name, values in settings.items() if name in run["settings"]
     }
-    return ", ".join([*words, *(f"{name} {value}" for name, value in told.items())])
+    return ", ".join([*words, *(f"{name} {value}" for name, value in warned.items())])
 
 
 def _unlike(value: str, values: set[str]) -> str:

@@ -22,7 +22,7 @@ from cps.data.datasets import (
 from cps.data.examples import Data
 from cps.data.image_folder import ImageFolder
 from cps.data.normalize import IMAGENET, Normalize
-from cps.data.rotations import Rotations, Views
+from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Scenario, split_by_class
 from cps.network.backbones import Builtin, SmallConvNet
 from cps.network.capacity import Capacity
@@ -37,7 +37,9 @@ SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=
 JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
 PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
 FIRST = Cascade(size=32, shrinkage=0.1)  # that of the published runs of the paper's recipes
-SURE = Cascade(size=64, shrinkage=0.1, temperature=5.0, own=2.0, alike=0.7, closer=0.8)  # many images, long training
+SURE = Cascade(
+    size=64, shrinkage=0.1, temperature=5.0, logit_weight=2.0, covariance_pooling=0.7, mean_contraction=0.8
+)  # many images, long training
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Recipe:
     rounds: int = 3
     selectors: tuple[Selector, ...] = (MaxOutput(), ImportanceSignature(), Cascade())
     augment: Augmentation | None = None
-    views: Views | None = None
+    rotations: RotationScheme | None = None
     normalize: Normalize | None = None
     prune_images: int = 1000
     capacity: Capacity | None = None
@@ -224,7 +226,7 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         rounds=3,
         selectors=(SURE, MaxOutput()),
         augment=Chain((ResizedCrop((0.3, 1.0)), Flip(), Colour())),
-        views=Rotations(at_once=True, mirrors=True),
+        rotations=Rotations(at_once=True, flips=True),
         normalize=IMAGENET,
         capacity=Capacity(budget=0.01),
         joint=JOINT,

@@ -27,7 +27,7 @@ from cps.network.backbones import Builtin
 from cps.network.cost import describe_costs
 from cps.runtime.devices import precision_of
 from cps.runtime.environment import describe_device, versions
-from cps.selection.statistics import unobserved
+from cps.selection.statistics import missing_statistics
 from cps.storage.container import remove, write_json
 from cps.storage.lock import locked
 from cps.storage.settings_codec import printed
@@ -122,7 +122,7 @@ class Run:
         settings = {**self.recipe.learner_settings(), "seed": self.seed}
         if model.exists():
             learner = load(model, backbone, **settings, fabric=self.fabric)
-            for selector, _ in unobserved(learner.selectors, learner.network):
+            for selector, _ in missing_statistics(learner.selectors, learner.network):
                 raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
         else:
             learner = Learner(backbone, **settings, fabric=self.fabric)

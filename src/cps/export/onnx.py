@@ -25,7 +25,7 @@ from cps.network.compact.extraction import Standalone
 from cps.network.cost import cost_of
 from cps.runtime.cuda_graphs import first_line
 from cps.selection.base import GraphSelector, Statistics, best_task
-from cps.storage.container import in_one_step
+from cps.storage.container import atomic_write
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def export_task(learner: Learner, task: int, path: str | Path) -> Export:
     about = {"classes": json.dumps(module.classes), "task": str(task + 1), **_about(learner)}
     if path.suffix == ".safetensors":
         cost = cost_of(module, learner.network)
-        with in_one_step(path) as partial:
+        with atomic_write(path) as partial:
             save_file({n: v.contiguous() for n, v in module.cpu().state_dict().items()}, partial, about | _plan(module))
         return Export(path, path.stat().st_size, cost["parameters"], cost["operations"])
     return _export_onnx(learner, module, ["logits"], about, path)
@@ -151,7 +151,7 @@ def _plan(module: Standalone) -> dict[str, str]:
     code = module.backbone.code if isinstance(module.backbone, fx.GraphModule) else ""
     if not code:
         log.warning("the backbone cannot be traced: the file has its layers as they are in your module, and no forward")
-    about = {"looks": json.dumps(module.looks), "layers": json.dumps(layers), "forward": str(code).strip()}
+    about = {"looks": json.dumps(module.views), "layers": json.dumps(layers), "forward": str(code).strip()}
     return {"format": "pt", **about}
 
 
@@ -166,7 +166,7 @@ def _export_onnx(learner: Learner, module: nn.Module, outputs: list[str], about:
     noise = torch.rand(IMAGES, *(learner.network.input_shape or ()), generator=torch.Generator().manual_seed(0))
     images = low + (high - low) * noise
     module = module.cpu().eval()
-    with in_one_step(path) as partial:
+    with atomic_write(path) as partial:
         _write_onnx(module, images, outputs, about, partial)
         difference = _difference(partial, module, images)
     return Export(path, path.stat().st_size, cost["parameters"], cost["operations"], difference)

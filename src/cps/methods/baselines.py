@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from cps.data.augmentation import Augmentation
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName, Data, Examples, as_examples, in_order
 from cps.data.images import as_images
 from cps.data.normalize import Normalize, Prepare
@@ -99,7 +99,7 @@ class Baseline:
                 phases[phase],
                 self.training,
                 seed=(self.seed, phase),
-                show=Presentation(self.prepare, self.augment),
+                show=BatchTransform(self.prepare, self.augment),
                 after_epoch=after_epoch,
                 start=saved.at.epoch if saved else 0,
                 optimizer_state=saved.optimizer if saved else None,

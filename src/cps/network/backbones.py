@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.runtime.seeding import seeded
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 
 class SmallConvNet(nn.Module):
@@ -147,7 +147,7 @@ BUILTINS: dict[str, Callable[[int], nn.Module]] = {
 
 @setting
 @dataclass(frozen=True)
-class Builtin(Numbers):
+class Builtin(NumericSettings):
     """A backbone of the closed list by its name: what a model file can hold, so that it opens without code."""
 
     name: str

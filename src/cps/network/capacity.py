@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from cps.network.masks import Masks, strongest
-from cps.storage.settings_codec import Numbers, setting
+from cps.network.masks import Masks, topk_mask
+from cps.storage.settings_codec import NumericSettings, setting
 
 FREE_SHARE = 0.05  # a layer with less than this free is short of room ...
 SHORT_SHARE = 0.1  # ... and matters when such layers hold this share of all weights
@@ -23,7 +23,7 @@ class CapacityWarning(UserWarning):
 
 @setting
 @dataclass(frozen=True)
-class Capacity(Numbers):
+class Capacity(NumericSettings):
     """How tasks share the room there is.
 
     `crowded`: once layers with a tenth of all weights have less than this share free, a task learns which sealed ones
@@ -37,8 +37,8 @@ class Capacity(Numbers):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must_be("a share from 0 to 1", "crowded", is_so=0 <= self.crowded <= 1)
-        self._must_be("a share above 0 and up to 1", "budget", is_so=0 < self.budget <= 1)
+        self._require("crowded", 0 <= self.crowded <= 1, must="in [0, 1]")
+        self._require("budget", 0 < self.budget <= 1, must="in (0, 1]")
 
     def within(
         self, masks: Masks, taken: Masks, weights: Mapping[str, Tensor], classes: int, progress: float = 1.0
@@ -55,7 +55,7 @@ def _limited(mask: Tensor, taken: Tensor, weight: Tensor, share: float) -> Tenso
     new, most = mask & ~taken, max(1, int(share * mask.numel()))
     if int(new.sum()) <= most:
         return mask
-    return (mask & taken) | strongest(weight, new, most)
+    return (mask & taken) | topk_mask(weight, new, most)
 
 
 def is_crowded(free: Mapping[str, float], weights: Mapping[str, Tensor], share: float) -> bool:

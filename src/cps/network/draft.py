@@ -13,7 +13,7 @@ from cps.data.examples import ClassName
 from cps.network.classifier import Classifier
 from cps.network.freezing import Guard, Kept
 from cps.network.mask_scores import REACH, first_scores
-from cps.network.masks import Masks, full_masks, pack, smaller, unpack
+from cps.network.masks import Masks, check_pruned, full_masks, pack, unpack
 from cps.network.partition import Parts, named_tensors, set_tensors
 
 
@@ -32,13 +32,13 @@ class Draft:
         parts: Parts,
         *,
         classes: Sequence[ClassName],
-        mirrors: bool,
+        flips: bool,
         weights: Mapping[str, Tensor],
         taken: Masks,
         private: Mapping[str, Tensor],
         is_choosing: bool = False,
     ):
-        self.classes, self.mirrors = tuple(classes), mirrors
+        self.classes, self.flips = tuple(classes), flips
         self.model = Classifier(backbone, head)
         self.masks = full_masks(weights, on=True)
         self.scores = first_scores(self.masks) if is_choosing else {}
@@ -61,7 +61,7 @@ class Draft:
     @torch.no_grad()
     def narrow(self, masks: Masks) -> None:
         """Switch off the connections that are not in `masks`; masks only ever shrink."""
-        self.masks = {name: mask.clone() for name, mask in smaller(masks, self.masks).items()}
+        self.masks = {name: mask.clone() for name, mask in check_pruned(masks, self.masks).items()}
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)
 

@@ -50,7 +50,7 @@ def bind(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[..., None]:
     return protect
 
 
-class Restorer:
+class FlatRestorer:
     """Does the same for many weights that lie in one vector, in one operation; what it keeps may change.
 
     `views` are the weights in that vector. One may be larger than what is guarded of it (see padding.py); what lies

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cps.data.examples import ClassName, Examples, TensorExamples, as_examples
 from cps.data.normalize import are_pixels, range_of
-from cps.data.rotations import Look, Views, check_views
+from cps.data.rotations import RotationScheme, View, check_rotations
 from cps.data.tasks import Scenario, Task
 from cps.network.backbone_checks import check_references, first_pass
 from cps.network.shared import SharedNetwork
@@ -23,27 +23,29 @@ SOME = 16  # images of a data set, that tell the range of all
 LARGE = 2**20  # pixels; batches of this size keep a GPU busy
 
 
-def take_in(task: Task, network: SharedNetwork, views: Views, workers: int) -> tuple[Examples, Examples | None, int]:
+def take_in(
+    task: Task, network: SharedNetwork, rotations: RotationScheme, workers: int
+) -> tuple[Examples, Examples | None, int]:
     """Return a task's examples, those that are held out, and how many features the backbone gives."""
     if not isinstance(task, Task):
         hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
         raise TypeError(f"what is learned is a cps.Task, got {type(task).__name__}{hint}")
-    examples = _training_examples(task, network, turns=views.turns, workers=workers)
-    features = _first_look(examples, network, views)
+    examples = _training_examples(task, network, num_rotations=rotations.num_rotations, workers=workers)
+    features = _first_look(examples, network, rotations)
     return examples, _held_out_examples(task, network, workers=workers), features
 
 
-def _training_examples(task: Task, network: SharedNetwork, *, turns: int = 1, workers: int = 0) -> Examples:
+def _training_examples(task: Task, network: SharedNetwork, *, num_rotations: int = 1, workers: int = 0) -> Examples:
     """Return the task's training examples; raise `ValueError` for a task that could not be learned."""
     classes = task.classes
     if len(set(classes)) != len(classes):
         raise ValueError(f"the task names a class twice: {list(classes)}")
     if not classes:
         raise ValueError("the task names no class")
-    if len(classes) * turns < 2:
+    if len(classes) * num_rotations < 2:
         raise ValueError(
             "the task has one class; a head needs at least two to tell apart, so learn this class together with "
-            "another one, or in its four turns (views=cps.Rotations())"
+            "another one, or in its four turns (rotations=cps.Rotations())"
         )
     for index, subnetwork in enumerate(network.subnetworks):
         known = set(classes) & set(subnetwork.classes)
@@ -74,13 +76,13 @@ def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.long)
 
 
-def _first_look(examples: Examples, network: SharedNetwork, views: Views) -> int:
+def _first_look(examples: Examples, network: SharedNetwork, rotations: RotationScheme) -> int:
     """Pass two images through the backbone; return how many features it gives, and note the images' shape and range."""
     images = _some_of(examples)
     shape = tuple(images.shape[1:])
     _check_shape(shape, network)
     _check_range(images, network)
-    check_views(shape, views.turns, views.mirrors)
+    check_rotations(shape, rotations.num_rotations, rotations.flips)
     pixels = network.pixels(images[:2])
     passed = first_pass(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
@@ -126,7 +128,7 @@ def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
         return
     if len(shape) != len(expected) or shape[0] != expected[0]:
         raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{_hint(shape, expected)}")
-    network.tell_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
+    network.warn_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
     if network.subnetworks and shape not in network.other_shapes:
         _look_at_a_blank(shape, network)
         network.other_shapes.add(shape)
@@ -156,14 +158,14 @@ def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
 def _check_range(images: Tensor, network: SharedNetwork) -> None:
     """Warn of images whose values are far from those learned first, as bytes are that were made floats unscaled."""
     if images.dtype == torch.uint8 and images.ndim < 4:
-        network.tell_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
+        network.warn_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
     known = network.input_range
     if known is None or known[0] == known[1] or not (images.is_floating_point() or images.dtype == torch.uint8):
         return
     (low, high), (lowest, highest) = known, range_of(images)
     slack = 0.5 if are_pixels(low, high) else high - low
     if lowest < low - slack or highest > high + slack:
-        network.tell_once(
+        network.warn_once(
             f"some images have values far from those learned first, which are {low:g} to {high:g}: answers may be "
             "wrong; scale them alike"
         )
@@ -177,11 +179,17 @@ def check_task_number(task: int, network: SharedNetwork) -> None:
 
 
 def some_pixels(
-    examples: Examples, number: int, draws: torch.Generator, network: SharedNetwork, *, batch_size: int, turns: int
+    examples: Examples,
+    number: int,
+    draws: torch.Generator,
+    network: SharedNetwork,
+    *,
+    batch_size: int,
+    num_rotations: int,
 ) -> list[Tensor]:
     """Return the pixels of a number of examples, a part of them in each turn, in batches: larger ones on a GPU."""
     chosen = torch.randperm(len(examples), generator=draws)[:number]
     pixels = math.prod((network.input_shape or ())[1:])
     size = max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
     batches = (network.pixels(images) for images, _ in examples.batches(chosen.split(size)))
-    return [torch.cat([Look(turn, False)(p) for turn, p in enumerate(b.chunk(turns))]) for b in batches]
+    return [torch.cat([View(turn, False)(p) for turn, p in enumerate(b.chunk(num_rotations))]) for b in batches]

@@ -47,7 +47,7 @@ def union_of(every: Iterable[Masks], weights: Mapping[str, Tensor]) -> Masks:
     return reduce(union, every, full_masks(weights, on=False))
 
 
-def strongest(weight: Tensor, among: Tensor, number: int) -> Tensor:
+def topk_mask(weight: Tensor, among: Tensor, number: int) -> Tensor:
     """Return the mask of the connections with the largest absolute weight: so many of those in the mask `among`."""
     size = per_connection(weight.detach().abs()).masked_fill(~among, -1.0)
     stays = torch.zeros_like(among).flatten()
@@ -60,7 +60,7 @@ def is_subset(smaller: Masks, larger: Masks) -> bool:
     return all(bool((~mask | larger[name]).all()) for name, mask in smaller.items())
 
 
-def smaller(masks: Masks, before: Masks) -> Masks:
+def check_pruned(masks: Masks, before: Masks) -> Masks:
     """Return a pruner's masks, on the device of those it was given; refuse what is no subset of them, in their form."""
     if set(masks) != set(before):
         raise ValueError("a pruner must return a mask for every weight it was given")
@@ -74,7 +74,7 @@ def smaller(masks: Masks, before: Masks) -> Masks:
     return found
 
 
-def first_moved(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
+def find_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
     """Return the name of a weight that has another value where its mask is on; None if there is none."""
     for name, value in after.items():
         if not torch.equal(masked(before[name], masks[name]), masked(value, masks[name])):

@@ -17,7 +17,7 @@ from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
 from cps.storage import container as storage
 from cps.storage.container import FileError
-from cps.storage.settings_codec import decode, encode
+from cps.storage.settings_codec import decode, encode, upgrade_settings
 
 
 def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
@@ -36,8 +36,8 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
         "notes": [subnetwork.notes for subnetwork in network.subnetworks],
-        "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.mirrors],
-        "turns": {str(i): sub.turns for i, sub in enumerate(network.subnetworks) if sub.turns > 1},
+        "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.flips],
+        "turns": {str(i): sub.num_rotations for i, sub in enumerate(network.subnetworks) if sub.num_rotations > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "input_range": list(network.input_range or ()),
@@ -52,7 +52,8 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header, tensors = storage.read(path, "model")
     _check_header(path, header)
     try:
-        header["settings"] = {name: decode(value) for name, value in header["settings"].items()}
+        settings = upgrade_settings(header["settings"])
+        header["settings"] = {name: decode(value) for name, value in settings.items()}
     except ValueError as error:
         raise FileError(f"'{path}' has a {error}") from None
     except RecursionError:
@@ -202,7 +203,7 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and isinstance(header.get("turns"), dict)
-        and all(turns == 4 for turns in header["turns"].values())
+        and all(num_rotations == 4 for num_rotations in header["turns"].values())
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
         and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
     )

@@ -54,12 +54,12 @@ class Evidence(Sequence[Outputs]):
         return Evidence(self.ask, tasks)
 
 
-def in_pairs(parts: Sequence[Tensor]) -> list[Outputs]:
+def pair_outputs(parts: Sequence[Tensor]) -> list[Outputs]:
     """Return features, logits, features, ... of one subnetwork after the other as outputs."""
     return [Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 
 
-def concatenated(parts: Sequence[Outputs]) -> Outputs:
+def concatenate(parts: Sequence[Outputs]) -> Outputs:
     """Return outputs for images, one after the other, as outputs for all of them."""
     return parts[0] if len(parts) == 1 else Outputs(*map(torch.cat, zip(*parts, strict=True)))
 

@@ -69,7 +69,7 @@ def move(module: nn.Module, device: torch.device) -> None:
     module.to(device)
 
 
-def laid_out_as(pattern: Tensor, value: Tensor) -> Tensor:
+def copy_like(pattern: Tensor, value: Tensor) -> Tensor:
     """Return a copy of a value in the layout of another: as a model file that was read would have it."""
     return torch.empty_like(pattern).copy_(value)
 

@@ -13,18 +13,18 @@ from torch.func import functional_call
 
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
-from cps.data.rotations import Upright, Views
+from cps.data.rotations import RotationScheme, Upright
 from cps.network.backbone_checks import has_place_for
 from cps.network.capacity import check_capacity, is_crowded
 from cps.network.classifier import fresh_head
-from cps.network.compact.cache import Miniatures
+from cps.network.compact.cache import CompactCache
 from cps.network.compact.extraction import Standalone, whole
 from cps.network.draft import Draft
 from cps.network.masks import full_masks, share_on, union, weights_on
-from cps.network.outputs import Evidence, Outputs, concatenated, finite
+from cps.network.outputs import Evidence, Outputs, concatenate, finite
 from cps.network.partition import (
     Parts,
-    laid_out_as,
+    copy_like,
     move,
     move_all,
     named_tensors,
@@ -33,8 +33,8 @@ from cps.network.partition import (
     put_channels_last,
 )
 from cps.network.subnetwork import Fingerprint, Subnetwork
-from cps.runtime.devices import full_precision, made_current, same_bits, without_autocast
-from cps.runtime.locks import OneAtATime
+from cps.runtime.devices import cuda_device, deterministic_cudnn, full_precision, without_autocast
+from cps.runtime.locks import CopyableLock
 from cps.storage.container import digest
 
 log = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class SharedNetwork:
         self.input_shape: tuple[int, ...] | None = None  # of the images learned first, and their values, roughly
         self.input_range: tuple[float, float] | None = None
         self.other_shapes: set[tuple[int, ...]] = set()  # that it was seen to process, too
-        self.is_changing, self.told = False, set[str]()
+        self.is_changing, self.warned = False, set[str]()
         self._takes_noise: bool | None = None  # not known yet
-        self._turns = OneAtATime()
-        self._miniatures = Miniatures(self.backbone, self.tensors_of, self._two_images)
+        self._turns = CopyableLock()
+        self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images)
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +78,7 @@ class SharedNetwork:
 
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
-        self.forget_small_networks()
+        self.clear_compact()
         move(self.backbone, device)
         if device.type == "cuda":
             put_channels_last(self.backbone)
@@ -95,14 +95,14 @@ class SharedNetwork:
 
         Neither an autocast of the caller's nor cuDNN's search for kernels reaches what is computed meanwhile.
         """
-        with self._turns, without_autocast(self.device), made_current(self.device), same_bits():
+        with self._turns, without_autocast(self.device), cuda_device(self.device), deterministic_cudnn():
             yield
 
-    def tell_once(self, what: str) -> None:
+    def warn_once(self, what: str) -> None:
         """Warn of something that is so for as long as the network is."""
-        if what not in self.told:
+        if what not in self.warned:
             log.warning(what)
-        self.told.add(what)
+        self.warned.add(what)
 
     def make_private(self, names: Collection[str]) -> None:
         """Let every task have its own copy of some weights, before any is learned."""
@@ -111,9 +111,9 @@ class SharedNetwork:
         self.weights = {name: value for name, value in self.weights.items() if name not in names}
         self.taken = {name: value for name, value in self.taken.items() if name not in names}
 
-    def forget_small_networks(self) -> None:
+    def clear_compact(self) -> None:
         """Make small networks anew when they are next asked for."""
-        self._miniatures.forget()
+        self._compact.forget()
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return what the backbone sees of raw images: on its device, scaled and normalised."""
@@ -124,7 +124,7 @@ class SharedNetwork:
         classes: Sequence[ClassName],
         features: int,
         generator: torch.Generator,
-        views: Views | None = None,
+        rotations: RotationScheme | None = None,
         crowded: float = 0.0,
     ) -> Draft:
         """Start the subnetwork of a new task, with every connection on and a fresh head.
@@ -137,13 +137,13 @@ class SharedNetwork:
         if self.subnetworks and moving:
             learns = not moving.isdisjoint(self.parts.private)
             check_capacity(free, self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
-        views = views or Upright()
+        rotations = rotations or Upright()
         return Draft(
             self.backbone,
-            fresh_head(features, len(classes) * views.turns, generator).to(self.device),
+            fresh_head(features, len(classes) * rotations.num_rotations, generator).to(self.device),
             self.parts,
             classes=classes,
-            mirrors=views.mirrors,
+            flips=rotations.flips,
             weights=self.weights,
             taken=self.taken,
             private=self.initial,
@@ -159,11 +159,11 @@ class SharedNetwork:
         for name, weight in self.weights.items():
             own = draft.masks[name] & ~self.taken[name]
             free = torch.where(self.taken[name], weight, warm[name])
-            self.weights[name] = laid_out_as(weight, torch.where(own, live[name], free))
+            self.weights[name] = copy_like(weight, torch.where(own, live[name], free))
         self.taken = union(self.taken, draft.masks)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
-        private = {name: laid_out_as(self.initial[name], value) for name, value in draft.private().items()}
-        finished = Subnetwork(draft.classes, draft.masks, private, head, mirrors=draft.mirrors)
+        private = {name: copy_like(self.initial[name], value) for name, value in draft.private().items()}
+        finished = Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips)
         self.subnetworks.append(dataclasses.replace(finished, digest=finished.digest_in(self.weights)))
         return self.subnetworks[-1]
 
@@ -180,8 +180,8 @@ class SharedNetwork:
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
         """Return what some subnetworks say about batches of images: those with small networks all at once."""
         with self.in_use():
-            small = {task: self.subnetworks[task] for task in tasks if self._miniatures.pays(task)}
-            found = finite(self._miniatures.outputs(map(self.pixels, batches), small))
+            small = {task: self.subnetworks[task] for task in tasks if self._compact.is_worthwhile(task)}
+            found = finite(self._compact.outputs(map(self.pixels, batches), small))
             # The others have no small network, or features too large for half precision, in which it may compute.
             return [found[task] if task in found else self.whole_outputs(batches, task) for task in tasks]
 
@@ -191,10 +191,10 @@ class SharedNetwork:
         with self.in_use():
             subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
             self.backbone.eval()
-            size = max(1, AT_ONCE // len(subnetwork.looks))
+            size = max(1, AT_ONCE // len(subnetwork.views))
             stretches = (stretch for pixels in map(self.pixels, batches) for stretch in pixels.split(size))
             network = partial(functional_call, self.backbone, tensors)
-            return concatenated([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
+            return concatenate([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
 
     def check_task(self, task: int) -> None:
         """Refuse the index of a task that was not learned."""
@@ -208,7 +208,7 @@ class SharedNetwork:
         """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
         with self.in_use():
             self.check_task(task)
-            small = self._miniatures.extracted(task)
+            small = self._compact.extracted(task)
             backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
             return Standalone(backbone, self.subnetworks[task], self.prepare)
 
@@ -222,9 +222,9 @@ class SharedNetwork:
     def _two_images(self) -> Tensor:
         return self.pixels(self._noise(2))
 
-    def forget_images(self) -> None:
+    def release_images(self) -> None:
         """Keep no pixel of what was looked at."""
-        self._miniatures.forget_images()
+        self._compact.release_images()
 
     def evidence(self, batches: Iterable[Tensor]) -> Evidence:
         """Return the outputs of every subnetwork for batches of images; those asked together read them once."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from cps.data.examples import ClassName
-from cps.data.rotations import Look, class_logits, looks_at, mean_of
+from cps.data.rotations import View, class_logits, mean_of, views_of
 from cps.network.masks import Masks, masked
 from cps.network.outputs import Outputs
 from cps.storage.container import digest
@@ -37,28 +37,28 @@ class Subnetwork:
     head: dict[str, Tensor] = field(repr=False)
     statistics: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
     notes: dict[str, Any] = field(default_factory=dict)
-    mirrors: bool = False
+    flips: bool = False
     digest: str = ""
 
     @property
-    def turns(self) -> int:
+    def num_rotations(self) -> int:
         """How many turns of an image each class was learned in."""
         return len(self.head["bias"]) // len(self.classes)
 
     @property
-    def looks(self) -> list[Look]:
+    def views(self) -> list[View]:
         """All looks it takes at an image."""
-        return looks_at(self.turns, self.mirrors)
+        return views_of(self.num_rotations, self.flips)
 
     def look(self, pixels: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the features (looks, N, d) that a network sees in pixels, at all looks in one pass."""
-        turned = [look(pixels) for look in self.looks]
+        turned = [view(pixels) for view in self.views]
         seen = network(turned[0] if len(turned) == 1 else torch.cat(turned))
         return seen.float().unflatten(0, (len(turned), len(pixels)))
 
     def say(self, seen: Tensor) -> Outputs:
         """Return features and logits, averaged over all looks, from features (looks, N, d)."""
-        return Outputs(mean_of(seen), class_logits(seen, self.looks, **self.head))
+        return Outputs(mean_of(seen), class_logits(seen, self.views, **self.head))
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that turn a backbone into this task's: shared weights where masked on, private parts."""
@@ -70,8 +70,8 @@ class Subnetwork:
         """Return the digest of everything that belongs to it, its part of the shared weights included."""
         masks = {f"mask {name}": mask for name, mask in self.masks.items()}
         head = {f"head {name}": value for name, value in self.head.items()}
-        mirrors = " and mirror images" if self.mirrors else ""
-        return digest({**self.tensors(weights), **masks, **head}, repr(self.classes) + mirrors)
+        flips = " and mirror images" if self.flips else ""
+        return digest({**self.tensors(weights), **masks, **head}, repr(self.classes) + flips)
 
     def check_sealed(self, weights: Mapping[str, Tensor]) -> None:
         """Refuse to go on if anything of it is not as it was sealed."""

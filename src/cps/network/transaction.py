@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cps.network.masks import Masks, first_moved
+from cps.network.masks import Masks, find_changed
 from cps.network.partition import Parts
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
@@ -39,7 +39,7 @@ def transaction(network: SharedNetwork) -> Iterator[State]:
         except BaseException:
             for name, value in before._asdict().items():
                 setattr(network, name, value)
-            network.forget_small_networks()
+            network.clear_compact()
             raise
         finally:
             network.is_changing = False
@@ -50,6 +50,6 @@ def learning(network: SharedNetwork) -> Iterator[None]:
     """Undo, if anything goes wrong inside, all that was learned there; so it is if a sealed weight has moved."""
     with torch.inference_mode(False), torch.enable_grad(), transaction(network) as before:
         yield
-        moved = first_moved(before.weights, network.weights, before.taken)
+        moved = find_changed(before.weights, network.weights, before.taken)
         if moved is not None:
             raise RuntimeError(f"sealed weights of '{moved}' would have moved; nothing was learned")

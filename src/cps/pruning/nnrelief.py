@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.network.masks import Masks, per_output, strongest
+from cps.network.masks import Masks, per_output, topk_mask
 from cps.network.partition import layer_of
 from cps.pruning.activations import Activity, activity_of
 from cps.pruning.dead_channels import unread_channels
-from cps.runtime.devices import in_double
-from cps.storage.settings_codec import Numbers, setting
+from cps.runtime.devices import as_float64
+from cps.storage.settings_codec import NumericSettings, setting
 
 
 class Pruner(Protocol):
@@ -33,7 +33,7 @@ class Pruner(Protocol):
 
 @setting
 @dataclass(frozen=True)
-class Magnitude(Numbers):
+class Magnitude(NumericSettings):
     """Keep the connections with the largest absolute weight: the share `keep` of those still on, per layer."""
 
     keep: float = 0.5
@@ -47,12 +47,12 @@ class Magnitude(Numbers):
         """Return masks with the share `keep` of the connections, at least one per layer."""
         weights = dict(backbone.named_parameters())
         numbers = {name: max(1, round(self.keep * int(mask.sum()))) for name, mask in masks.items()}
-        return {name: strongest(weights[name], mask, numbers[name]) for name, mask in masks.items()}
+        return {name: topk_mask(weights[name], mask, numbers[name]) for name, mask in masks.items()}
 
 
 @setting
 @dataclass(frozen=True)
-class NNrelief(Numbers):
+class NNrelief(NumericSettings):
     """The paper's pruner: per receiving neuron, keep the fewest inputs that carry `alpha` of its signal.
 
     Layers are scored on activations from before the pass. Three rules follow from the same thought:
@@ -88,10 +88,10 @@ class NNrelief(Numbers):
         `scores` has one row per neuron. A bias takes part in the total and in the ranking with its own
         score; being private to the task it costs nothing, so it is never pruned itself.
         """
-        rows = in_double(scores.reshape(len(scores), -1))
+        rows = as_float64(scores.reshape(len(scores), -1))
         inputs = rows.shape[1]
         if bias is not None:
-            rows = torch.cat([rows, in_double(bias)[:, None]], dim=1)
+            rows = torch.cat([rows, as_float64(bias)[:, None]], dim=1)
         ranked, order = rows.sort(dim=1, descending=True, stable=True)
         running = ranked.cumsum(dim=1)
         before = F.pad(running[:, :-1], (1, 0))

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from cps.runtime.cuda_streams import streams_of
-from cps.runtime.locks import OneAtATime
-from cps.runtime.seeding import TURNS
+from cps.runtime.locks import CopyableLock
+from cps.runtime.seeding import RNG_LOCK
 
 log = logging.getLogger(__name__)
 
 WARM_CALLS = 3  # ordinary calls before the capture, the last in its thread, so that libraries have chosen their kernels
 MOST_GRAPHS = 8  # of one function, each with memory of its own
 
-_ALONE = OneAtATime()  # threads share streams: no other work may be on one that a capture records
+_ALONE = CopyableLock()  # threads share streams: no other work may be on one that a capture records
 _FAILED: dict[Any, torch.cuda.CUDAGraph] = {}  # of pools, which torch fills no more, and whose graphs it still looks at
 
 
@@ -39,7 +39,7 @@ class Captured:
         self._graphs: dict[tuple[torch.Size, ...], _Graph] = {}
         self._too_large: set[tuple[torch.Size, ...]] = set()
         self._impossible = False
-        self._turns = OneAtATime()
+        self._turns = CopyableLock()
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Do the work on these inputs."""
@@ -49,11 +49,11 @@ class Captured:
                 return self._replayed(self._graphs[shapes], inputs)
             outputs = self._apart(inputs)
             self._calls[shapes] = self._calls.get(shapes, 0) + 1
-            if self._is_due(shapes) and TURNS.acquire(blocking=False):  # else later: others may be drawing numbers
+            if self._is_due(shapes) and RNG_LOCK.acquire(blocking=False):  # else later: others may be drawing numbers
                 try:
                     self._capture(shapes, inputs)
                 finally:
-                    TURNS.release()
+                    RNG_LOCK.release()
             return outputs
 
     def _is_due(self, shapes: tuple[torch.Size, ...]) -> bool:

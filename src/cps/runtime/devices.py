@@ -47,16 +47,16 @@ def make_fabric(
 @contextmanager
 def _quietly(lightning: Any) -> Iterator[None]:
     """Keep to ourselves what lightning tells of every device: its advice is about settings that cps makes itself."""
-    told = logging.getLogger(f"{lightning.__name__}.utilities.rank_zero")
+    logger = logging.getLogger(f"{lightning.__name__}.utilities.rank_zero")
 
     def is_grave(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
-    told.addFilter(is_grave)
+    logger.addFilter(is_grave)
     try:
         yield
     finally:
-        told.removeFilter(is_grave)
+        logger.removeFilter(is_grave)
 
 
 def _check(accelerator: str, precision: Any) -> None:
@@ -134,7 +134,7 @@ _FULL_PRECISION = _Switches(
 )
 
 
-def same_bits() -> AbstractContextManager[None]:
+def deterministic_cudnn() -> AbstractContextManager[None]:
     """Use only such convolutions of cuDNN's as give the same bits each time."""
     return _SAME_BITS.held()
 
@@ -142,11 +142,11 @@ def same_bits() -> AbstractContextManager[None]:
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Let a GPU keep all bits of a float32 number, which it does not by default."""
-    with _FULL_PRECISION.held(), same_bits():
+    with _FULL_PRECISION.held(), deterministic_cudnn():
         yield
 
 
-def made_current(device: torch.device) -> AbstractContextManager[Any]:
+def cuda_device(device: torch.device) -> AbstractContextManager[Any]:
     """Let streams, graphs and kernels of ours be of this GPU; each thread has a current one of its own."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -164,7 +164,7 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before[1])
 
 
-def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
+def average_buffers(model: nn.Module, fabric: "Fabric") -> None:
     """Make running statistics equal on all ranks: each has seen other images since the last step."""
     if fabric.world_size == 1:
         return
@@ -175,12 +175,12 @@ def agree_on_buffers(model: nn.Module, fabric: "Fabric") -> None:
             buffer.copy_(fabric.broadcast(buffer.cpu(), src=0))  # as a pickle knows its device
 
 
-def in_double(values: Tensor) -> Tensor:
+def as_float64(values: Tensor) -> Tensor:
     """Return values as float64, on the CPU where their device, an Apple GPU, has no such numbers."""
     return (values.cpu() if values.device.type == "mps" else values).double()
 
 
-def agreed(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
+def broadcast(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
     """Return what rank 0 has, on the device of each rank; they travel by the CPU, as a pickle knows its device."""
     if fabric.world_size == 1:
         return tensors
@@ -188,7 +188,7 @@ def agreed(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
     return {name: value.to(fabric.device) for name, value in found.items()}
 
 
-def by_the_first(fabric: "Fabric", do: Callable[[], None]) -> None:
+def on_rank_zero(fabric: "Fabric", do: Callable[[], None]) -> None:
     """Let rank 0 do something for all, who wait; if it fails, all fail."""
     failure: Exception | None = None
     if fabric.is_global_zero:
@@ -201,7 +201,7 @@ def by_the_first(fabric: "Fabric", do: Callable[[], None]) -> None:
     fabric.barrier()
 
 
-def gathered(rows: Tensor, fabric: "Fabric") -> Tensor:
+def gather_rows(rows: Tensor, fabric: "Fabric") -> Tensor:
     """Return the rows of all ranks, one after the other; each may have another number of them."""
     numbers = torch.as_tensor(fabric.all_gather(torch.tensor(len(rows), device=rows.device))).tolist()
     padded = rows.new_zeros(max(numbers), *rows.shape[1:])

@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
     return {"cps": cps.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def bits_depend_on(device: torch.device) -> str:
+def reproducibility_context(device: torch.device) -> str:
     """Return the hardware and software that answers depend on to the bit."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
     return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"

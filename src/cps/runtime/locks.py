@@ -4,7 +4,7 @@ import threading
 from typing import Any
 
 
-class OneAtATime:
+class CopyableLock:
     """A lock that one thread at a time holds, as often as it likes; what is copied or pickled has one of its own."""
 
     def __init__(self) -> None:
@@ -16,5 +16,5 @@ class OneAtATime:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def __reduce__(self) -> tuple[type["OneAtATime"], tuple[Any, ...]]:
-        return OneAtATime, ()
+    def __reduce__(self) -> tuple[type["CopyableLock"], tuple[Any, ...]]:
+        return CopyableLock, ()

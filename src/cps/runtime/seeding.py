@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-TURNS = threading.RLock()  # of threads that train
+RNG_LOCK = threading.RLock()  # of threads that train
 
 
 def derived_seed(*key: int) -> int:
@@ -28,7 +28,7 @@ def seeded(device: torch.device, *key: int) -> Iterator[None]:
     A process has one of each, so threads that do so take turns.
     """
     devices, seed = [device] if device.type == "cuda" else [], derived_seed(*key)
-    with TURNS, torch.random.fork_rng(devices=devices):
+    with RNG_LOCK, torch.random.fork_rng(devices=devices):
         of_numpy, of_python = np.random.get_state(), random.getstate()
         _seed_torch(device, seed)
         np.random.seed(seed % 2**32)

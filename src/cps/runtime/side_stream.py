@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 MOST_HELD = 2**27  # bytes of what is worked on; beyond them the main stream waits
 
 
-class Aside:
+class SideStream:
     """A second stream. What its work reads is held until the main stream has waited, so that nothing overwrites it."""
 
     def __init__(self, device: torch.device):
@@ -41,7 +41,7 @@ class Aside:
         self._held.clear()
 
 
-class AtOnce:
+class SameStream:
     """Where there are no streams, work is done at once."""
 
     def start(self, work: Callable[[], Result], *reads: Tensor) -> Result:
@@ -53,6 +53,6 @@ class AtOnce:
 
 
 @lru_cache
-def aside_of(device: torch.device) -> Aside | AtOnce:
+def side_stream_of(device: torch.device) -> SideStream | SameStream:
     """Return the second stream of a GPU, or what stands for it on other devices."""
-    return Aside(device) if device.type == "cuda" else AtOnce()
+    return SideStream(device) if device.type == "cuda" else SameStream()

@@ -14,7 +14,7 @@ def number_of(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def size_in_words(number: int) -> str:
+def size_text(number: int) -> str:
     """Return a number of bytes."""
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{max(1, number // 2**20)} MiB"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from cps.network.outputs import Evidence, Outputs
 from cps.network.subnetwork import Subnetwork
 from cps.selection.groups import mean_by_group, number_of_groups
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class MaxOutput:
 
 @setting
 @dataclass(frozen=True)
-class ImportanceSignature(Numbers):
+class ImportanceSignature(NumericSettings):
     """The task whose head is excited most as it was in training (eqs. 7 and 8).
 
     A signature is the signed mean of weight times feature over the head's connections. As the head is

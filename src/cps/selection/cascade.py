@@ -9,20 +9,20 @@ those of all later tasks, every class being taken for a normal distribution.
 import weakref
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from cps.network.outputs import Evidence, Outputs, in_pairs
+from cps.network.outputs import Evidence, Outputs, pair_outputs
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.cuda_graphs import Captured
 from cps.selection.base import Statistics
 from cps.selection.components import components_of, evened
 from cps.selection.groups import mean_by_group
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 HALVED_AT = 4  # tasks before one that has half the numbers of the first
 FEWEST = 4  # numbers of a task
@@ -34,32 +34,34 @@ _GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # b
 
 @setting
 @dataclass(frozen=True)
-class Cascade(Numbers):
+class Cascade(NumericSettings):
     """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
 
-    `size` is how many numbers are looked at of the first subnetwork's features: their principal components; of later
-    subnetworks it is fewer, so that what is kept about fifty tasks stays small. `shrinkage` steadies the covariances,
-    and `alike` says how far those of a task and of all later ones are taken to be the same. `closer`: classes of new
-    images lie closer together than those of training images, by this factor, in the features of their own subnetwork,
-    which knows the latter by heart. `temperature` takes certainty from the stages, and `own` weighs the largest output,
-    which is measured against those of the task's own images.
+    `size` is the number of principal components of the first subnetwork's features; later subnetworks get fewer, so
+    that the statistics of fifty tasks stay small. `shrinkage` regularises the covariances. `covariance_pooling`
+    interpolates between separate covariances for a task and its later tasks (0) and one pooled covariance (1).
+    `mean_contraction` moves class means towards their centre in the features of their own subnetwork, since training
+    images are further apart there than new ones. `temperature` softens the stages, and `logit_weight` weighs the
+    maximum logit, standardised by that of the task's own images.
     """
+
+    RENAMED: ClassVar = {"own": "logit_weight", "alike": "covariance_pooling", "closer": "mean_contraction"}
 
     size: int = 64
     shrinkage: float = 0.01
     temperature: float = 3.0
-    own: float = 1.0
-    alike: float = 1.0
-    closer: float = 1.0
+    logit_weight: float = 1.0
+    covariance_pooling: float = 1.0
+    mean_contraction: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._must_be("1 or more", "size", is_so=self.size >= 1)
-        self._must_be("above 0", "shrinkage", is_so=self.shrinkage > 0)
-        self._must_be("above 0", "temperature", is_so=self.temperature > 0)
-        self._must_be("0 or more", "own", is_so=self.own >= 0)
-        self._must_be("a share from 0 to 1", "alike", is_so=0 <= self.alike <= 1)
-        self._must_be("a share above 0 and up to 1", "closer", is_so=0 < self.closer <= 1)
+        self._require("size", self.size >= 1, must="1 or more")
+        self._require("shrinkage", self.shrinkage > 0, must="above 0")
+        self._require("temperature", self.temperature > 0, must="above 0")
+        self._require("logit_weight", self.logit_weight >= 0, must="0 or more")
+        self._require("covariance_pooling", 0 <= self.covariance_pooling <= 1, must="in [0, 1]")
+        self._require("mean_contraction", 0 < self.mean_contraction <= 1, must="in (0, 1]")
 
     @property
     def name(self) -> str:
@@ -115,7 +117,7 @@ class Cascade(Numbers):
         """Return what `alone` does, of few images on a GPU, by a graph, which is kept for the latest task only."""
 
         def alone(*parts: Tensor) -> list[Tensor]:
-            return [self.alone(in_pairs(parts), ready)]
+            return [self.alone(pair_outputs(parts), ready)]
 
         known = _GRAPHS.setdefault(statistics[0]["means"], {})
         if self not in known or known[self][0] is not ready:
@@ -142,7 +144,7 @@ class Cascade(Numbers):
         """Return the means of a task's classes, closer together in the features of its own subnetwork."""
         means, before = kept["means"], kept["means"].shape[1] - kept["components"].shape[1]
         centre = means[:, before:].mean(dim=0)
-        return torch.cat([means[:, :before], centre + self.closer * (means[:, before:] - centre)], dim=1)
+        return torch.cat([means[:, :before], centre + self.mean_contraction * (means[:, before:] - centre)], dim=1)
 
     def _discriminant(self, own: Tensor, later: Tensor, spreads: Tensor) -> Statistics:
         """Return what gives the likelihood of each class, and how its curvature differs where spreads do."""
@@ -154,11 +156,12 @@ class Cascade(Numbers):
             * common.diagonal().mean().clamp(min=1e-6)
             * torch.eye(len(common), dtype=common.dtype, device=common.device)
         )
-        if self.alike == 1:
+        if self.covariance_pooling == 1:
             weights, offsets = _linear(torch.cat([own, later]), common + ridge)
             return {"middle": middle, "weights": weights / self.temperature, "offsets": offsets / self.temperature}
         mixed = [
-            self.alike * common + (1 - self.alike) * spread + ridge for spread in (spreads[0], spreads[1:].mean(dim=0))
+            self.covariance_pooling * common + (1 - self.covariance_pooling) * spread + ridge
+            for spread in (spreads[0], spreads[1:].mean(dim=0))
         ]
         parts = [_linear(centres, spread) for centres, spread in zip((own, later), mixed, strict=True)]
         curvature = (torch.linalg.inv(mixed[0]) - torch.linalg.inv(mixed[1])) / 2
@@ -172,7 +175,7 @@ class Cascade(Numbers):
         rejected = torch.zeros_like(seen[:, 0])  # the logarithm of the probability of having come so far
         scores = []
         for outputs, stage in zip(evidence, ready, strict=True):
-            own = self.own * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
+            own = self.logit_weight * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
             share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
             if "weights" not in stage:  # no later task is left
                 scores.append(rejected + own + share)

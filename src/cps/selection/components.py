@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.runtime.devices import in_double
+from cps.runtime.devices import as_float64
 
 MANY = 1024  # features, of which more are searched for their main directions little by little ...
 PASSES = 8  # ... in so many passes over the images
@@ -25,7 +25,7 @@ def components_of(features: Tensor, size: int) -> Tensor:
 
 
 def _directions(apart: Tensor, size: int) -> Tensor:
-    _, directions = torch.linalg.eigh(in_double(apart.T @ apart))
+    _, directions = torch.linalg.eigh(as_float64(apart.T @ apart))
     return directions.flip(1)[:, :size].to(apart).contiguous()
 
 
@@ -34,6 +34,6 @@ def _span(apart: Tensor, size: int) -> Tensor:
     draws = torch.Generator().manual_seed(0)
     span = torch.randn(apart.shape[1], size, dtype=torch.float32, generator=draws).to(apart)
     for _ in range(PASSES):
-        wider, _ = torch.linalg.qr(in_double(apart.T @ (apart @ span)))
+        wider, _ = torch.linalg.qr(as_float64(apart.T @ (apart @ span)))
         span = wider.to(apart)
     return span

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from cps.data.examples import Examples, ImageBatches
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
-from cps.runtime.devices import gathered
+from cps.runtime.devices import gather_rows
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 PIXELS = 2**22  # numbers that a GPU looks at together, so that it need not wait for the next batch
 
 
-def survey(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, mirrored: bool = False) -> Evidence:
+def gather_evidence(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, flipped: bool = False) -> Evidence:
     """Return the evidence of every subnetwork for examples, or for their mirror images."""
     processes, size = fabric.world_size, _images_together(network)
     if processes == 1 or len(examples) < processes:
-        return network.evidence(ImageBatches(examples, mirrored=mirrored, batch_size=size))
+        return network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size))
     mine = {"part": fabric.global_rank, "parts": processes}
-    own = network.evidence(ImageBatches(examples, mirrored=mirrored, batch_size=size, **mine))
+    own = network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size, **mine))
 
     def together(tasks: Sequence[int]) -> list[Outputs]:
-        return [Outputs(*(gathered(part, fabric) for part in outputs)) for outputs in own.ask(tasks)]
+        return [Outputs(*(gather_rows(part, fabric) for part in outputs)) for outputs in own.ask(tasks)]
 
     return Evidence(together, len(own))
 

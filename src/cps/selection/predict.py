@@ -8,7 +8,7 @@ from torch import Tensor
 from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.selection.rejection import is_familiar
+from cps.selection.rejection import is_known
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +32,13 @@ def classify(
     """Let the selected subnetwork of each image name its class, unless the image is not familiar to it."""
     tasks = tasks.cpu()
     classes: list[ClassName | None] = [None] * len(tasks)
-    is_known = is_familiar(network, evidence, tasks, reject).tolist()
+    known = is_known(network, evidence, tasks, reject).tolist()
     confidence = torch.zeros(len(tasks), dtype=torch.float32)
     for task in tasks.unique().tolist():
         mine = (tasks == task).nonzero()[:, 0]
         confidence[mine], output = evidence[task].logits[mine].cpu().softmax(dim=1).max(dim=1)
         names = network.subnetworks[task].names(output)
         for index, name in zip(mine.tolist(), names, strict=True):
-            classes[index] = name if is_known[index] else None
+            classes[index] = name if known[index] else None
     share = torch.ones_like(confidence) if share is None else share.float().cpu()
     return Prediction(classes, tasks, share, confidence)

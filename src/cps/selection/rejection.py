@@ -17,7 +17,7 @@ ROUGH = (
 )
 
 
-def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
+def rejection_statistics(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
     """Return what to keep about a task's own images: which largest output each share of them stays below.
 
     Of few images that is uncertain, so the figures are a little lower then. `are_new`: they were held out of training.
@@ -28,7 +28,7 @@ def familiar_outputs(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
     return {"quantiles": torch.quantile(largest, shares) - doubt, "are_new": shares.new_tensor([are_new])}
 
 
-def check_familiarity(network: SharedNetwork, path: object) -> None:
+def check_rejection_statistics(network: SharedNetwork, path: object) -> None:
     """Refuse a file whose figures have a wrong form."""
     for task, subnetwork in enumerate(network.subnetworks):
         shapes = {name: value.shape for name, value in subnetwork.statistics.get(NAME, {}).items()}
@@ -43,7 +43,7 @@ def check_reject(reject: float) -> None:
         raise ValueError(f"{what}, at least 0 and below 1, got {reject!r}")
 
 
-def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:
+def is_known(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:
     """Say of each image whether its selected subnetwork answers as strongly as it does to its own images.
 
     A share `reject` of a task's own images is taken for unknown.
@@ -52,11 +52,11 @@ def is_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor, rejec
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
     if any(not float(each.statistics[NAME]["are_new"]) for each in network.subnetworks):
-        network.tell_once(ROUGH)
-    return how_familiar(network, evidence, tasks) >= round(reject * STEPS)
+        network.warn_once(ROUGH)
+    return rejection_score(network, evidence, tasks) >= round(reject * STEPS)
 
 
-def how_familiar(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:
+def rejection_score(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:
     """Return how many in a thousand of its selected task's own images look no more familiar than each image.
 
     Where none does, the figure is negative, the more so the stranger the image is.

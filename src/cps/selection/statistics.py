@@ -9,10 +9,10 @@ from torch import Tensor
 
 from cps.data.examples import Examples, all_labels
 from cps.network.shared import SharedNetwork
-from cps.runtime.devices import agreed
+from cps.runtime.devices import broadcast
 from cps.selection.base import LinkedSelector, Selector, Statistics, is_selector
-from cps.selection.gather import survey
-from cps.selection.rejection import NAME, familiar_outputs
+from cps.selection.gather import gather_evidence
+from cps.selection.rejection import NAME, rejection_statistics
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 ENOUGH = 100  # images held out of training that tell alone how familiar others look
 
 
-def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
+def check_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     """Return the selectors of a learner; refuse none at all, what is none, and two of a name."""
     if is_selector(selectors) or not isinstance(selectors, Sequence):
         raise TypeError(f"selectors are a tuple, the first of which predicts, got {selectors!r} alone")
@@ -37,7 +37,7 @@ def checked_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     return tuple(selectors)
 
 
-def unobserved(selectors: Sequence[Selector], network: SharedNetwork) -> Iterator[tuple[Selector, int]]:
+def missing_statistics(selectors: Sequence[Selector], network: SharedNetwork) -> Iterator[tuple[Selector, int]]:
     """Yield each selector with the index of each task that it has kept nothing about, not even an empty dict."""
     for selector in selectors:
         for index, subnetwork in enumerate(network.subnetworks):
@@ -45,9 +45,9 @@ def unobserved(selectors: Sequence[Selector], network: SharedNetwork) -> Iterato
                 yield selector, index
 
 
-def check_observed(selectors: Sequence[Selector], network: SharedNetwork) -> None:
+def check_statistics(selectors: Sequence[Selector], network: SharedNetwork) -> None:
     """Refuse a selector that needs numbers about earlier tasks which were not kept."""
-    for selector, index in unobserved(selectors, network):
+    for selector, index in missing_statistics(selectors, network):
         if isinstance(selector, LinkedSelector):
             raise ValueError(
                 f"{selector.name} has kept no numbers about task {index}; it must be among the learner's selectors "
@@ -79,7 +79,7 @@ def observe_last(
     The latter is told from images that were held out of training, where there are enough.
     """
     subnetwork = network.subnetworks[-1]
-    evidence = survey(network, examples, fabric)
+    evidence = gather_evidence(network, examples, fabric)
     if not all(part.isfinite().all() for part in evidence[-1]):
         raise FloatingPointError("training left a subnetwork whose outputs are no numbers; lower the learning rate")
     labels = all_labels(examples).to(network.device)
@@ -88,10 +88,10 @@ def observe_last(
     for selector in selectors:
         kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
         numbers = {key: value.to(network.device) for key, value in _as_numbers(kept, selector.name).items()}
-        subnetwork.statistics[selector.name] = agreed(numbers, fabric)
-    logits = [] if held_out is None else [survey(network, held_out, fabric)[-1].logits]
+        subnetwork.statistics[selector.name] = broadcast(numbers, fabric)
+    logits = [] if held_out is None else [gather_evidence(network, held_out, fabric)[-1].logits]
     are_enough = held_out is not None and len(held_out) >= ENOUGH
     if not are_enough:
         logits.append(evidence[-1].logits)
-    subnetwork.statistics[NAME] = agreed(familiar_outputs(torch.cat(logits), are_new=are_enough), fabric)
-    network.forget_images()
+    subnetwork.statistics[NAME] = broadcast(rejection_statistics(torch.cat(logits), are_new=are_enough), fabric)
+    network.release_images()

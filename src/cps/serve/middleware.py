@@ -45,7 +45,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Gate:
+class RequestGuard:
     """An ASGI application around another. `hosts` are the names it answers to; None is any."""
 
     def __init__(self, app: App, limits: Limits, hosts: Collection[str] | None = None):
@@ -93,11 +93,11 @@ class Gate:
     async def _body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
         """Return the whole body, or None if its sender has gone."""
         most = self.limits.megabytes * 2**20
-        told = headers.get("content-length", "0")
+        declared = headers.get("content-length", "0")
         too_large = Refused(
             413, f"the request is larger than {self.limits.megabytes} MiB; send fewer or smaller images"
         )
-        if told.isdecimal() and int(told) > most:
+        if declared.isdecimal() and int(declared) > most:
             raise too_large
         body = bytearray()
         try:

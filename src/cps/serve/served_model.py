@@ -24,13 +24,13 @@ from cps.selection.predict import classify
 from cps.selection.rejection import ROUGH
 from cps.serve.middleware import Limits
 from cps.serve.schemas import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
-from cps.storage.reload import Followed
+from cps.storage.reload import ReloadedFile
 
 LARGEST = 1024  # pixels of a side that a model may ask for
 
 
 @dataclass(frozen=True)
-class Hosted:
+class LoadedModel:
     """A model that is ready to answer; `about` is the reply to who asks for it, as JSON."""
 
     learner: Learner
@@ -39,7 +39,7 @@ class Hosted:
     loaded: datetime
 
 
-class Host:
+class ServedModel:
     """Holds the model of a file."""
 
     def __init__(
@@ -48,10 +48,10 @@ class Host:
         """`reject` is the share of known images that may be called unknown; `load` opens the file."""
         self.path, self.limits, self.reject = Path(path), limits, reject
         fabric = make_fabric(accelerator=accelerator)
-        self._followed = Followed(self.path, lambda: _hosted(load(self.path, fabric=fabric), self.path, limits))
+        self._followed = ReloadedFile(self.path, lambda: _hosted(load(self.path, fabric=fabric), self.path, limits))
 
     @property
-    def model(self) -> Hosted:
+    def model(self) -> LoadedModel:
         """The model that answers."""
         return self._followed.made
 
@@ -65,7 +65,7 @@ class Host:
         return self._followed.refresh()
 
     def predict(
-        self, model: Hosted, images: Tensor, names: Sequence[str], *, group: bool, task: int | None = None
+        self, model: LoadedModel, images: Tensor, names: Sequence[str], *, group: bool, task: int | None = None
     ) -> list[ImageReply]:
         """Return what the model says about images (N, 3, size, size).
 
@@ -76,9 +76,9 @@ class Host:
             return _replies(model.learner, images, names, group_size=size, task=task, reject=self.reject)
 
 
-def _hosted(learner: Learner, path: Path, limits: Limits) -> Hosted:
+def _hosted(learner: Learner, path: Path, limits: Limits) -> LoadedModel:
     """Let a model look at a blank image, so that the first request finds everything ready."""
-    learner.network.told.add(ROUGH)  # which `cps learn` has said
+    learner.network.warned.add(ROUGH)  # which `cps learn` has said
     shape = learner.network.input_shape
     if not learner.network.subnetworks or shape is None:
         raise ValueError(f"'{path}' has learned nothing yet; there is nothing to serve")
@@ -89,7 +89,7 @@ def _hosted(learner: Learner, path: Path, limits: Limits) -> Hosted:
         )
     _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
     about = _about(path, learner, limits).model_dump_json(by_alias=True).encode()
-    return Hosted(learner, side, about, datetime.now(UTC))
+    return LoadedModel(learner, side, about, datetime.now(UTC))
 
 
 def _replies(

@@ -22,9 +22,9 @@ import cps
 from cps.data.decode import ImageError
 from cps.network.input_checks import check_task_number
 from cps.network.shared import SharedNetwork
-from cps.serve.middleware import Gate, Refused
+from cps.serve.middleware import Refused, RequestGuard
 from cps.serve.schemas import ErrorReply, HealthReply, ImageReply, ModelReply, PredictReply, UnreadReply
-from cps.serve.served_model import Host, Hosted
+from cps.serve.served_model import LoadedModel, ServedModel
 from cps.serve.uploads import Upload, pixels_of
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
+def make_app(host: ServedModel, *, hosts: Collection[str] | None = None) -> RequestGuard:
     """Return the server as an ASGI application; `hosts` are the names it answers to, None is any."""
     workers = ThreadPoolExecutor(DECODERS, "cps-serve")
 
@@ -63,7 +63,7 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
         title="cps", version=cps.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         description="Predicts the class of images with one network that learned task after task.",
     )  # fmt: skip
-    gate = Gate(app, host.limits, hosts)
+    gate = RequestGuard(app, host.limits, hosts)
     _add_errors(app)
     _add_page(app, "/", "page.html")
     _add_page(app, "/docs", "docs.html")
@@ -95,7 +95,7 @@ def make_app(host: Host, *, hosts: Collection[str] | None = None) -> Gate:
     return gate
 
 
-def make_server(app: Gate) -> uvicorn.Server:
+def make_server(app: RequestGuard) -> uvicorn.Server:
     """Return the server that runs the application; `run(sockets=[...])` starts it."""
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=5, ws="none",
@@ -116,7 +116,9 @@ def _check_fields(fields: set[str], task: int | None, network: SharedNetwork) ->
             raise Refused(422, str(error)) from None
 
 
-def _answer(host: Host, model: Hosted, uploads: list[Upload], *, group: bool, task: int | None) -> PredictReply:
+def _answer(
+    host: ServedModel, model: LoadedModel, uploads: list[Upload], *, group: bool, task: int | None
+) -> PredictReply:
     """Look at the images that can be read, as a group if they are one; the others get an error each."""
     images, names, errors = [], [], {}
     for index, upload in enumerate(uploads):
@@ -139,14 +141,14 @@ async def _in_time(workers: ThreadPoolExecutor, work: Callable[[], Result], seco
         raise Refused(503, f"no answer within {seconds:g} seconds; send fewer images, or try again soon") from None
 
 
-async def _keep_fresh(host: Host) -> None:
+async def _keep_fresh(host: ServedModel) -> None:
     """Look at the model file now and then, for as long as the server runs."""
     while True:
         await asyncio.sleep(LOOK_AGAIN)
         await asyncio.to_thread(host.refresh)
 
 
-def _add_information(app: FastAPI, host: Host, gate: Gate) -> None:
+def _add_information(app: FastAPI, host: ServedModel, gate: RequestGuard) -> None:
     @app.head("/model", include_in_schema=False)
     @app.get("/model", response_model=ModelReply)
     async def model() -> Response:

@@ -37,14 +37,14 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     digests = {name: digest({name: value}) for name, value in plain.items()}
     text = json.dumps({**header, "digests": digests}, sort_keys=True, allow_nan=False)
     metadata = {"format": f"cps {kind}", "version": str(VERSION), "header": text, "digest": _sha(text)}
-    with in_one_step(path) as partial:
+    with atomic_write(path) as partial:
         save_file(plain, partial, metadata)
         with partial.open("r+b") as file:
             _put_in_order(file)
 
 
 @contextlib.contextmanager
-def in_one_step(path: str | Path) -> Iterator[Path]:
+def atomic_write(path: str | Path) -> Iterator[Path]:
     """Give a file beside `path` to write, sync it to the disk, then put it in place of `path` in one step.
 
     An error leaves what was there before. Each writer has a file of its own, so that of several the last one wins,
@@ -67,7 +67,7 @@ def in_one_step(path: str | Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     _sync_folder(path.parent)
-    clear_away(path)
+    remove_temporary(path)
 
 
 @contextlib.contextmanager
@@ -83,10 +83,10 @@ def folder_of(path: Path) -> Iterator[None]:
 def remove(path: Path, *, older: float = ABANDONED) -> None:
     """Remove a file, if it is there, and what killed programs have left of it."""
     path.unlink(missing_ok=True)
-    clear_away(path, older=older)
+    remove_temporary(path, older=older)
 
 
-def clear_away(path: Path, *, older: float = ABANDONED) -> None:
+def remove_temporary(path: Path, *, older: float = ABANDONED) -> None:
     """Remove what programs that were killed while they wrote the file have left beside it, so many seconds ago."""
     for partial in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def clear_away(path: Path, *, older: float = ABANDONED) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file in one step: it holds the old text or the new, never a part."""
-    with in_one_step(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

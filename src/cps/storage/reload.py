@@ -15,7 +15,7 @@ AGAIN = 60.0  # seconds after which a file that was no good is tried once more: 
 Made = TypeVar("Made")
 
 
-class Followed(Generic[Made]):
+class ReloadedFile(Generic[Made]):
     """What was made of a file. Where a changed file is no good, the old thing stays, and `problem` says why."""
 
     def __init__(self, path: Path, make: Callable[[], Made]):

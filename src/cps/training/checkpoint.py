@@ -14,7 +14,7 @@ from cps.data.tasks import Task
 from cps.network.shared import SharedNetwork
 from cps.runtime.devices import precision_of
 from cps.storage import container as storage
-from cps.storage.settings_codec import decode, encode, unknown_in
+from cps.storage.settings_codec import decode, encode, unknown_in, upgrade_settings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -88,7 +88,9 @@ class Checkpoint:
             log.warning("%s; training starts from its beginning", error)
             return None
         found, wanted = header["identity"], dict(self.identity)
-        found.get("settings", {}).pop("backbone", None)  # which early ones name; its tensors tell more
+        if "settings" in found:
+            found["settings"] = upgrade_settings(found["settings"])
+            found["settings"].pop("backbone", None)  # which early ones name; its tensors tell more
         if found.get("task", 0) < wanted.get("task", 0):
             return None
         if found != wanted:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 
 
 @setting
@@ -21,7 +21,7 @@ class CrossEntropy:
 
 @setting
 @dataclass(frozen=True)
-class Contrastive(Numbers):
+class Contrastive(NumericSettings):
     """Cross-entropy, and a term that draws features of the same output together and all others apart.
 
     The term is the supervised contrastive loss on features of unit length, with a `weight`; a small `temperature`

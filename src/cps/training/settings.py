@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from cps.network.classifier import Loss
-from cps.storage.settings_codec import Numbers, setting
+from cps.storage.settings_codec import NumericSettings, setting
 from cps.training.losses import CrossEntropy
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[float, int], float]
 
 
-class _Rates(Numbers):
+class _Rates(NumericSettings):
     """Settings of an optimizer, none of them negative."""
 
     def __post_init__(self) -> None:
@@ -31,7 +31,7 @@ class _Rates(Numbers):
         this: Any = self
         for rate in fields(this):
             if rate.type is float:
-                self._must_be("a number, 0 or more", rate.name, is_so=getattr(self, rate.name) >= 0)
+                self._require(rate.name, getattr(self, rate.name) >= 0, must="0 or more")
 
 
 @setting
@@ -86,7 +86,7 @@ class Constant:
 
 @setting
 @dataclass(frozen=True)
-class Steps(Numbers):
+class Steps(NumericSettings):
     """The learning rate is multiplied by `factor` at each of the epochs `at`."""
 
     at: tuple[float, ...]
@@ -99,7 +99,7 @@ class Steps(Numbers):
 
 @setting
 @dataclass(frozen=True)
-class Cosine(Numbers):
+class Cosine(NumericSettings):
     """The learning rate falls to zero along half a cosine, after a linear rise over `warmup` epochs."""
 
     warmup: float = 0.0
@@ -114,7 +114,7 @@ class Cosine(Numbers):
 
 @setting
 @dataclass(frozen=True)
-class Training(Numbers):
+class Training(NumericSettings):
     """How one phase trains: `epochs` passes in batches, with an optimizer, a schedule and a loss."""
 
     epochs: int

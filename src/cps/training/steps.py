@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
 from cps.network.classifier import Classifier
 from cps.network.freezing import Guard, bind
 from cps.network.partition import trainable
-from cps.training.cuda.device_batches import Plan
+from cps.training.cuda.device_batches import EpochPlan
 from cps.training.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-class Stepper(Protocol):
+class TrainingSteps(Protocol):
     """Something that takes training steps on a classifier."""
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
         ...
 
-    def run(self, examples: Examples, plan: Plan) -> Tensor:
+    def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses."""
         ...
 
@@ -45,7 +45,7 @@ class Stepper(Protocol):
 class PlainSteps:
     """Steps as PyTorch takes them, on any device and in any number of processes."""
 
-    def __init__(self, model: Classifier, training: Training, fabric: "Fabric", show: Presentation):
+    def __init__(self, model: Classifier, training: Training, fabric: "Fabric", show: BatchTransform):
         self.fabric, self.show, self.loss = fabric, show, training.loss
         self.optimizer = training.optimizer(trainable(model).values())
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -58,7 +58,7 @@ class PlainSteps:
         self.protect = bind(guard, dict(model.backbone.named_parameters()))
         self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
 
-    def run(self, examples: Examples, plan: Plan) -> Tensor:
+    def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses."""
         steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.shares, strict=True)
         self.total.zero_()

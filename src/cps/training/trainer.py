@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples, TensorExamples
 from cps.network.classifier import Classifier
 from cps.network.freezing import Guard
 from cps.runtime.cuda_graphs import first_line
-from cps.runtime.devices import agree_on_buffers, made_current, precision_of, same_bits
+from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of
 from cps.runtime.seeding import generator, seeded
 from cps.training.admission import is_capturable, shape_of
-from cps.training.cuda.captured_step import Engine
-from cps.training.cuda.device_batches import Plan
+from cps.training.cuda.captured_step import CapturedStep
+from cps.training.cuda.device_batches import EpochPlan
 from cps.training.settings import Training
-from cps.training.steps import PlainSteps, Stepper
+from cps.training.steps import PlainSteps, TrainingSteps
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -56,8 +56,8 @@ class Trainer:
 
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
-        self._engine: tuple[tuple[Any, ...], Engine | None] | None = None
-        self._told: set[str] = set()
+        self._engine: tuple[tuple[Any, ...], CapturedStep | None] | None = None
+        self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None}  # a CUDA graph cannot be copied
@@ -74,7 +74,7 @@ class Trainer:
         training: Training,
         *,
         seed: Seed,
-        show: Presentation,
+        show: BatchTransform,
         guard: Guard | None = None,
         reach: float = 0.0,
         after_epoch: Callable[[Epoch], None] | None = None,
@@ -92,21 +92,24 @@ class Trainer:
             return
         guard = guard or {}
         _check_types(model, self.fabric)
-        with made_current(self.fabric.device):
+        with cuda_device(self.fabric.device):
             examples = examples.to(self.fabric.device)
             is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
             engine = self._engine_for(model, examples, training, show, guard, is_long)
-            steps: Stepper = engine or PlainSteps(model, training, self.fabric, show)
+            steps: TrainingSteps = engine or PlainSteps(model, training, self.fabric, show)
             try:
                 steps.begin(model, guard, optimizer_state)
                 plans = self._plans(len(examples), training, seed, start, show.draws, reach)
                 plan = next(plans)
                 for epoch in range(start, training.epochs):
                     model.train()
-                    with seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank), same_bits():
+                    with (
+                        seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank),
+                        deterministic_cudnn(),
+                    ):
                         total, batches = steps.run(examples, plan), len(plan.order)
                     plan = next(plans, plan)  # while a GPU is at work
-                    agree_on_buffers(model, self.fabric)
+                    average_buffers(model, self.fabric)
                     loss = self._mean_loss(total, batches, epoch)
                     if after_epoch is not None:
                         after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
@@ -125,7 +128,7 @@ class Trainer:
 
     def _plans(
         self, examples: int, training: Training, seed: Seed, start: int, draws: int, reach: float
-    ) -> Iterator[Plan]:
+    ) -> Iterator[EpochPlan]:
         """Yield what this process does in each epoch."""
         rank, processes = self.fabric.global_rank, self.fabric.world_size
         for epoch in range(start, training.epochs):
@@ -135,11 +138,17 @@ class Trainer:
             factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
             # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
             shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
-            yield Plan(mine, uniform, factors, shares, reach / (training.epochs * len(order)))
+            yield EpochPlan(mine, uniform, factors, shares, reach / (training.epochs * len(order)))
 
     def _engine_for(
-        self, model: Classifier, examples: Examples, training: Training, show: Presentation, guard: Guard, is_long: bool
-    ) -> Engine | None:
+        self,
+        model: Classifier,
+        examples: Examples,
+        training: Training,
+        show: BatchTransform,
+        guard: Guard,
+        is_long: bool,
+    ) -> CapturedStep | None:
         """Return the engine for this fit, the last one if it serves; None where there can be none."""
         precision = precision_of(self.fabric)
         if self.fabric.device.type != "cuda":
@@ -152,7 +161,7 @@ class Trainer:
         }
         found = [reason for reason, holds in reasons.items() if holds]
         if found or not isinstance(examples, TensorExamples):
-            self._tell_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
+            self._warn_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
             return None
         choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
         key = (*shape_of(model, examples.images, training), show, is_long, choosing)
@@ -165,22 +174,22 @@ class Trainer:
         return self._engine[1]
 
     def _built(
-        self, model: Classifier, images: Tensor, training: Training, show: Presentation, how: dict[str, Any]
-    ) -> Engine | None:
+        self, model: Classifier, images: Tensor, training: Training, show: BatchTransform, how: dict[str, Any]
+    ) -> CapturedStep | None:
         """Return a new engine, if need be one without kernels of our own; None where neither can be built."""
         for is_quick, without in ((True, "kernels of its own"), (False, "a CUDA graph")):
             try:
                 # In turn with epochs of other threads: while kernels are compiled together, none of the process starts.
-                with same_bits(), seeded(self.fabric.device, 0):
-                    return Engine(model, images, training, show, is_quick=is_quick, **how)
+                with deterministic_cudnn(), seeded(self.fabric.device, 0):
+                    return CapturedStep(model, images, training, show, is_quick=is_quick, **how)
             except Exception as error:  # there may be no C compiler for Triton, or too little memory
-                self._tell_once(f"training goes on without {without}: {first_line(error)}")
+                self._warn_once(f"training goes on without {without}: {first_line(error)}")
         return None
 
-    def _tell_once(self, what: str) -> None:
-        if what not in self._told:
+    def _warn_once(self, what: str) -> None:
+        if what not in self._warned:
             log.warning(what)
-            self._told.add(what)
+            self._warned.add(what)
 
 
 def _check_types(model: Classifier, fabric: "Fabric") -> None:

@@ -7,16 +7,16 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from cps.network.compact.extraction import extracted
-from cps.network.compact.parallel_inference import Crowd, quickest
-from cps.network.outputs import Outputs, concatenated
+from cps.network.compact.parallel_inference import ParallelInference, fastest_form
+from cps.network.outputs import Outputs, concatenate
 from cps.network.partition import in_channels_last
 from cps.network.subnetwork import Subnetwork
 
-CROWDS = 8  # that are kept ready
+MAX_CACHED = 8  # that are kept ready
 SMALL = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
 
 
-class Miniatures:
+class CompactCache:
     """Small networks by task, where they pay, as they predict in a crowd."""
 
     def __init__(
@@ -25,16 +25,16 @@ class Miniatures:
         """Take what turns the backbone into a task's, and a function that returns some pixels to try networks on."""
         self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
         self._networks: dict[int, nn.Module | None] = {}
-        self._crowds: dict[tuple[int, ...], Crowd] = {}
+        self._parallel: dict[tuple[int, ...], ParallelInference] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_crowds": {}}  # a CUDA graph cannot be copied
+        return {**self.__dict__, "_parallel": {}}  # a CUDA graph cannot be copied
 
     def extracted(self, task: int) -> nn.Module | None:
         """Return the task's small network, made anew, or None where there can be none."""
         return extracted(self._backbone, self._tensors_of(task), self._sample())
 
-    def pays(self, task: int) -> bool:
+    def is_worthwhile(self, task: int) -> bool:
         """Say whether the task predicts by its small network.
 
         It does where that is less than half as large as the backbone; on a GPU also where it is not, but small enough
@@ -43,8 +43,8 @@ class Miniatures:
         if task not in self._networks:
             small, pixels = self.extracted(task), self._sample()
             limit = SMALL if pixels.is_cuda else 0
-            pays = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
-            self._networks[task] = quickest(small, pixels) if small is not None and pays else None
+            is_worthwhile = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
+            self._networks[task] = fastest_form(small, pixels) if small is not None and is_worthwhile else None
         return self._networks[task] is not None
 
     def outputs(self, batches: Iterable[Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
@@ -56,38 +56,40 @@ class Miniatures:
             return {}
         groups: dict[int, dict[int, Subnetwork]] = {}
         for task, each in subnetworks.items():
-            groups.setdefault(len(each.looks), {})[task] = each
+            groups.setdefault(len(each.views), {})[task] = each
         found: dict[int, list[Outputs]] = {task: [] for task in subnetworks}
         for pixels in batches:
-            for looks, group in groups.items():
-                for task, outputs in zip(group, self._crowd(group, looks)(pixels), strict=True):
+            for views, group in groups.items():
+                for task, outputs in zip(group, self._parallel_of(group, views)(pixels), strict=True):
                     found[task].append(outputs)
-        return {task: concatenated(parts) for task, parts in found.items()}
+        return {task: concatenate(parts) for task, parts in found.items()}
 
-    def _crowd(self, subnetworks: Mapping[int, Subnetwork], looks: int) -> Crowd:
+    def _parallel_of(self, subnetworks: Mapping[int, Subnetwork], views: int) -> ParallelInference:
         """Return the small networks of tasks that look equally often as a crowd; the last few crowds are kept."""
         tasks = tuple(subnetworks)
-        crowd = self._crowds.pop(tasks, None)
-        if crowd is None:
-            onlookers = [Onlooker(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()]
-            crowd = Crowd(onlookers, looks)
-        self._crowds[tasks] = crowd  # as the last that was used
-        if len(self._crowds) > CROWDS:
-            del self._crowds[next(iter(self._crowds))]
-        return crowd
+        parallel = self._parallel.pop(tasks, None)
+        if parallel is None:
+            onlookers = [
+                CompactSubnetwork(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()
+            ]
+            parallel = ParallelInference(onlookers, views)
+        self._parallel[tasks] = parallel  # as the last that was used
+        if len(self._parallel) > MAX_CACHED:
+            del self._parallel[next(iter(self._parallel))]
+        return parallel
 
     def forget(self) -> None:
         """Keep nothing."""
         self._networks.clear()
-        self._crowds.clear()
+        self._parallel.clear()
 
-    def forget_images(self) -> None:
+    def release_images(self) -> None:
         """Keep no pixel of what was looked at; captured graphs hold some."""
-        self._crowds.clear()
+        self._parallel.clear()
 
 
 @dataclass(frozen=True, eq=False)
-class Onlooker:
+class CompactSubnetwork:
     """A small network with the looks and the head of its subnetwork."""
 
     network: nn.Module

@@ -51,7 +51,7 @@ class Standalone(nn.Module):
         outputs, features = weight.shape
         self.head = nn.Linear(features, outputs, dtype=weight.dtype, device=weight.device).requires_grad_(False)
         self.head.load_state_dict(subnetwork.head)
-        self.classes, self.looks = subnetwork.classes, subnetwork.looks
+        self.classes, self.views = subnetwork.classes, subnetwork.views
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -61,8 +61,8 @@ class Standalone(nn.Module):
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all looks."""
         pixels = self.normalize(as_floats(images)).to(self.dtype)
-        seen = torch.stack([self.backbone(look(pixels)).float() for look in self.looks])
-        return Outputs(mean_of(seen), class_logits(seen, self.looks, self.head.weight, self.head.bias))
+        seen = torch.stack([self.backbone(view(pixels)).float() for view in self.views])
+        return Outputs(mean_of(seen), class_logits(seen, self.views, self.head.weight, self.head.bias))
 
 
 def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from cps.network.compact.channel_padding import Padded, padded
 from cps.training.cuda import convolution
 from cps.training.cuda.convolution import Convolution, quicken
-from cps.training.cuda.flat_parameters import Flat
+from cps.training.cuda.flat_parameters import FlatParameters
 from cps.training.cuda.fused_norms import joined
 
 WORSE, NOISE = 2.0, 0.01  # how far off our gradients may be: times PyTorch's own error, and of all gradients together
 
 
-class Twin(NamedTuple):
+class AcceleratedCopy(NamedTuple):
     """A module from images to features, the part of it that has the backbone's names, and whether norms are joined."""
 
     whole: nn.Module
@@ -28,7 +28,7 @@ class Twin(NamedTuple):
     is_joined: bool
 
 
-def twin_of(backbone: nn.Module, pixels: Tensor, *, is_bf16: bool, is_quick: bool) -> Twin:
+def accelerated_copy(backbone: nn.Module, pixels: Tensor, *, is_bf16: bool, is_quick: bool) -> AcceleratedCopy:
     """Return the twin of a backbone; `is_bf16`: for bf16; `is_quick`: with kernels of our own."""
     whole: nn.Module = padded(backbone, pixels, least=1) or padded(backbone, pixels) or copy.deepcopy(backbone)
     inner = whole.inner if isinstance(whole, Padded) else whole
@@ -40,7 +40,7 @@ def twin_of(backbone: nn.Module, pixels: Tensor, *, is_bf16: bool, is_quick: boo
         whole.inner = inner
     else:
         whole = inner
-    return Twin(whole, inner, found is not None)
+    return AcceleratedCopy(whole, inner, found is not None)
 
 
 def check_alike(ours: Mapping[str, Tensor], plain: Mapping[str, Tensor], exact: Mapping[str, Tensor]) -> None:
@@ -61,7 +61,7 @@ def check_alike(ours: Mapping[str, Tensor], plain: Mapping[str, Tensor], exact: 
 class Bf16Weights:
     """The weights of a module's quick convolutions in bf16, cast all at once; their gradients go where they belong."""
 
-    def __init__(self, module: nn.Module, flat: Flat):
+    def __init__(self, module: nn.Module, flat: FlatParameters):
         self._wide = flat.vector.detach()
         self._bf16 = torch.empty_like(self._wide, dtype=convolution.KERNEL_TYPE)
         bf16, places = flat.views(self._bf16), flat.gradients()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cps.data.batch_transform import Presentation
+from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples, TensorExamples
 from cps.network.classifier import Classifier
 from cps.network.compact.channel_padding import Padded, copy_into, resized_state
@@ -24,11 +24,11 @@ from cps.network.freezing import Guard
 from cps.network.partition import named_tensors, put_channels_last, trainable
 from cps.runtime.cuda_graphs import Captured, compiled_alone, first_line
 from cps.runtime.devices import full_precision
-from cps.runtime.seeding import TURNS, seeded
-from cps.runtime.side_stream import aside_of
-from cps.training.cuda.accelerated_copy import Bf16Weights, Twin, check_alike, twin_of
-from cps.training.cuda.device_batches import Feed, Plan
-from cps.training.cuda.flat_parameters import Flat
+from cps.runtime.seeding import RNG_LOCK, seeded
+from cps.runtime.side_stream import side_stream_of
+from cps.training.cuda.accelerated_copy import AcceleratedCopy, Bf16Weights, accelerated_copy, check_alike
+from cps.training.cuda.device_batches import DeviceBatches, EpochPlan
+from cps.training.cuda.flat_parameters import FlatParameters
 from cps.training.cuda.kernel_warmup import compiled_together
 from cps.training.cuda.optimizer_step import Update
 from cps.training.settings import Training
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 MOST_CHECKED = 2**23  # pixels, on which our own kernels are compared with PyTorch's
 
 
-class Engine:
+class CapturedStep:
     """A captured training step for classifiers of one shape; `begin` takes up another of them."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Engine:
         model: Classifier,
         images: Tensor,
         training: Training,
-        show: Presentation,
+        show: BatchTransform,
         *,
         is_bf16: bool,
         is_long: bool,
@@ -60,14 +60,14 @@ class Engine:
         """
         self.show, self.loss, self.is_bf16 = show, training.loss, is_bf16
         self.model, self.device = model, next(model.parameters()).device
-        self._aside = aside_of(self.device)
+        self._aside = side_stream_of(self.device)
         self.bf16_weights: Bf16Weights | None = None
         pixels = show.prepare(images[:2])
-        twin = twin_of(model.backbone, pixels, is_bf16=is_bf16, is_quick=is_quick)
+        twin = accelerated_copy(model.backbone, pixels, is_bf16=is_bf16, is_quick=is_quick)
         self.live, self.inner = self._classifier(twin), twin.inner
         with compiled_together() if twin.is_joined else nullcontext():
             reached = self._gradients(self.live, images, is_bf16=is_bf16)
-        self.flat = Flat({name: value for name, value in trainable(self.live).items() if name in reached})
+        self.flat = FlatParameters({name: value for name, value in trainable(self.live).items() if name in reached})
         if twin.is_joined:
             self.bf16_weights = Bf16Weights(self.live, self.flat)
         self.update = Update(self.flat, training.optimizer, self._guarded, choosing)
@@ -77,14 +77,16 @@ class Engine:
         self.total = torch.zeros((), dtype=torch.float32, device=self.device)
         self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
         if is_quick and is_bf16 and self.device.type == "cuda":
-            self._check(self._classifier(twin_of(model.backbone, pixels, is_bf16=True, is_quick=False)), images)
+            self._check(
+                self._classifier(accelerated_copy(model.backbone, pixels, is_bf16=True, is_quick=False)), images
+            )
         self._try(images, compiled=compiled)
         if twin.is_joined:
             self.update.work_in_one()
         self._pool = self._new_pool()
         self._step_on_batch = self._captured(lambda *batch: self._step(*show(*batch)))
         self._steps: dict[tuple[int, int], Callable[[], None]] = {}  # by the sizes of a batch and the following one
-        self._feed: Feed | None = None
+        self._feed: DeviceBatches | None = None
         self._loaded: TensorExamples | None = None
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
@@ -100,7 +102,7 @@ class Engine:
         self.update.begin(guard, shapes, saved if state else {})
         self.live.train()
 
-    def run(self, examples: Examples, plan: Plan) -> Tensor:
+    def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
         """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
         self.total.zero_()
         self.update.start(plan.pace)
@@ -128,7 +130,7 @@ class Engine:
     def forget(self) -> None:
         """Keep no image, whatever happened."""
         self._loaded = None
-        with TURNS:  # another thread's step may be aside
+        with RNG_LOCK:  # another thread's step may be aside
             self._aside.join()
         if self._feed is not None:
             self._feed.forget()
@@ -143,13 +145,13 @@ class Engine:
         state = {index: each[name] for index, name in self._places().items()}
         return resized_state({"state": state, "param_groups": groups}, self.model)
 
-    def _load(self, examples: TensorExamples) -> Feed:
+    def _load(self, examples: TensorExamples) -> DeviceBatches:
         """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
         if self._feed is None or not self._feed.fits(examples):
             self._feed = None  # its memory, before that of the next
             self._steps.clear()
             self._pool = self._new_pool()  # that of graphs which are gone cannot be used again
-            self._feed = Feed(examples, self.show, self.show.draws)
+            self._feed = DeviceBatches(examples, self.show, self.show.draws)
         if self._loaded is not examples:
             self._feed.load(examples)
             self._loaded = examples
@@ -219,7 +221,7 @@ class Engine:
             self.update.make_capturable(is_fused=True)
             self._try(images, compiled=False)
 
-    def _classifier(self, twin: Twin) -> Classifier:
+    def _classifier(self, twin: AcceleratedCopy) -> Classifier:
         """Return a twin with a head like that of the classifier."""
         live = Classifier(twin.whole, copy.deepcopy(self.model.head))
         return put_channels_last(live) if self.device.type == "cuda" else live
@@ -244,7 +246,7 @@ class Engine:
 
     def _trial(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return pixels and labels to try a step on, of all classes: one alone teaches nothing."""
-        classes = self.live.head.out_features // self.show.views.turns
+        classes = self.live.head.out_features // self.show.rotations.num_rotations
         labels = torch.arange(len(images), device=self.device) % classes
         uniform = torch.zeros(len(images), self.show.draws, dtype=torch.float32, device=self.device)
         return self.show(images, labels, uniform)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cps.runtime.side_stream import aside_of
+from cps.runtime.side_stream import side_stream_of
 
 HAS_TRITON = find_spec("triton") is not None
 KERNEL_TYPE = torch.bfloat16
@@ -76,7 +76,7 @@ class _Convolve(torch.autograd.Function):
             of_input, parts = convolution_backward(*how, needs_input)
             return of_input if needs_input else None, _sum_of(parts), None, None, None, None
         if needs_weight:  # whoever gave the place will wait for it
-            aside_of(seen.device).start(lambda: _of_weight(*how, into=ctx.place), gradient, seen)
+            side_stream_of(seen.device).start(lambda: _of_weight(*how, into=ctx.place), gradient, seen)
         return _of_input(*how) if needs_input else None, None, None, None, None, None
 
 
@@ -109,7 +109,7 @@ def convolution_backward(
     how = gradient, seen, weight, stride, padding
     if not needs_input:
         return gradient.new_empty(0), _of_weight(*how)
-    aside = aside_of(seen.device)
+    aside = side_stream_of(seen.device)
     parts = aside.start(lambda: _of_weight(*how), gradient, seen)
     of_input = _of_input(*how)
     aside.join()

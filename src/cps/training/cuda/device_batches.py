@@ -15,7 +15,7 @@ Show = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # images, labe
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """An epoch of one process: the indices of each batch, and what goes with them.
 
     `uniform` has a row of random numbers for each example, `factors` are those of the learning rate at each step, and
@@ -29,7 +29,7 @@ class Plan:
     pace: float = 0.0
 
 
-class Feed:
+class DeviceBatches:
     """Examples in memory that stays where it is when others of the same shape take their place.
 
     `show` makes of them what a classifier sees, by so many random `draws` for each.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 ALIGNMENT = 8  # numbers; 16 bytes in bf16
 
 
-class Flat:
+class FlatParameters:
     """Parameters of one type that lie in one vector.
 
     `vector` has them, `vector.grad` their gradients once `gather` has taken them. `written` are the names of those

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cps.network.freezing import Guard, Restorer
-from cps.training.cuda.flat_parameters import Flat
+from cps.network.freezing import FlatRestorer, Guard
+from cps.training.cuda.flat_parameters import FlatParameters
 from cps.training.settings import MakeOptimizer
 
 
@@ -20,7 +20,7 @@ class Update:
 
     def __init__(
         self,
-        flat: Flat,
+        flat: FlatParameters,
         optimizer: MakeOptimizer,
         views: Callable[[Tensor], Mapping[str, Tensor]],
         choosing: Collection[str],
@@ -29,7 +29,7 @@ class Update:
         (self._group,) = self.optimizer.param_groups
         self.settings = {key: value for key, value in self._group.items() if key != "params"}
         self.rate, self.factor, self.full_pace = float(self._group["lr"]), 1.0, 0.0
-        self.restore = Restorer(flat.vector, views, choosing)
+        self.restore = FlatRestorer(flat.vector, views, choosing)
         self.pace = torch.zeros((), dtype=torch.float32, device=flat.vector.device)  # of scores
         self._in_one: Callable[[], None] | None = None
 

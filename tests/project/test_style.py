@@ -1,0 +1,24 @@
+"""Style and types are checks like any other, so that one command runs them all."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ruff", "check", "."],
+        ["ruff", "format", "--check", "."],
+        ["pyright", "--pythonpath", sys.executable],
+    ],
+    ids=" ".join,
+)
+def test_style_and_types_hold(command):
+    pytest.importorskip(command[0])
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
