@@ -1,5 +1,6 @@
 # The public names. `cps/__init__.py` reads this file, so it is the only list of them.
 
+from .config import LearnerConfig as LearnerConfig
 from .data.augmentation import (
     Augmentation as Augmentation,
     Chain as Chain,
@@ -15,7 +16,8 @@ from .data.normalize import Normalize as Normalize
 from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
 from .evaluation.evaluator import evaluate as evaluate
-from .export.onnx import Export as Export, export_all as export_all, export_task as export_task
+from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as AllTasksOutput
+from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
 from .loading import load as load
 from .network.backbones import (
@@ -31,16 +33,13 @@ from .network.masks import Masks as Masks
 from .network.outputs import Evidence as Evidence, Outputs as Outputs
 from .network.shared import SharedNetwork as SharedNetwork
 from .network.subnetwork import Fingerprint as Fingerprint, Subnetwork as Subnetwork
-from .pruning.nnrelief import Magnitude as Magnitude, NNrelief as NNrelief, Pruner as Pruner
+from .pruning.base import Pruner as Pruner
+from .pruning.magnitude import Magnitude as Magnitude
+from .pruning.nnrelief import NNrelief as NNrelief
 from .runtime.devices import make_fabric as make_fabric
-from .selection.base import (
-    GraphSelector as GraphSelector,
-    ImportanceSignature as ImportanceSignature,
-    LinkedSelector as LinkedSelector,
-    MaxOutput as MaxOutput,
-    Oracle as Oracle,
-    Selector as Selector,
-)
+from .selection.base import GraphSelector as GraphSelector, LinkedSelector as LinkedSelector, Oracle as Oracle, Selector as Selector
+from .selection.importance_signature import ImportanceSignature as ImportanceSignature
+from .selection.max_output import MaxOutput as MaxOutput
 from .selection.cascade import Cascade as Cascade
 from .selection.predict import Prediction as Prediction
 from .selection.stream import Stream as Stream

@@ -1,51 +1,104 @@
-"""Forms: what each setting of a learner may be, whether somebody passes it or a file holds it."""
+"""The settings of a learner, checked in one place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
+from cps.data.augmentation import Augmentation
 from cps.data.normalize import Normalize
+from cps.data.rotations import RotationScheme, Upright
 from cps.network.capacity import Capacity
-from cps.selection.base import is_selector
-from cps.training.settings import Training
+from cps.pruning.base import Pruner
+from cps.pruning.nnrelief import NNrelief
+from cps.selection.base import Selector
+from cps.selection.cascade import Cascade
+from cps.selection.importance_signature import ImportanceSignature
+from cps.selection.max_output import MaxOutput
+from cps.selection.statistics import check_selectors
+from cps.storage.settings_codec import encode
+from cps.training.settings import Adam, Steps, Training
+
+# The defaults: those of the paper for CIFAR-100 but for the first selector.
+PRUNER = NNrelief()
+TRAIN = Training(70, Adam(), Steps((20, 40, 60), 0.2))
+RETRAIN = Training(50, Adam(), Steps((15, 25, 40), 0.2))
+SELECTORS: tuple[Selector, ...] = (Cascade(), MaxOutput(), ImportanceSignature())
+ROTATIONS = Upright()
+CAPACITY = Capacity()
 
 
-def _is_count(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and 0 <= value < 2**63
+@dataclass(frozen=True)
+class LearnerConfig:
+    """All settings of a learner that a model file holds. None stands for the default.
+
+    Constructing it checks every setting: `TypeError` for a wrong type, `ValueError` for a wrong value.
+    """
+
+    pruner: Pruner = PRUNER
+    rounds: int = 3
+    train: Training = TRAIN
+    retrain: Training = RETRAIN
+    selectors: Sequence[Selector] = SELECTORS
+    augment: Augmentation | None = None
+    rotations: RotationScheme = ROTATIONS
+    normalize: Normalize | None = None
+    prune_images: int = 1000
+    capacity: Capacity = CAPACITY
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                object.__setattr__(self, field.name, field.default)
+            else:
+                _check(field.name, value)
+        for name in INTEGERS:
+            object.__setattr__(self, name, int(getattr(self, name)))
+        object.__setattr__(self, "selectors", check_selectors(self.selectors))
+
+    def encode(self) -> dict[str, Any]:
+        """Return the settings as JSON data."""
+        return {field.name: encode(getattr(self, field.name)) for field in fields(self)}
 
 
-def _is_function(value: Any) -> bool:
+SETTINGS = tuple(field.name for field in fields(LearnerConfig))
+INTEGERS = {"rounds": 0, "prune_images": 1, "seed": 0}  # and the smallest value of each
+_INSTANCES = {"train": Training, "retrain": Training, "normalize": Normalize, "capacity": Capacity}
+_FUNCTIONS = {  # and what else they need to have
+    "pruner": ("cps.NNrelief()", ""),
+    "augment": ("cps.Flip()", ""),
+    "rotations": ("cps.Rotations()", "num_rotations"),
+}
+
+
+def _check(name: str, value: Any) -> None:
+    """Raise an error if a setting has the wrong type or value."""
+    if name in INTEGERS:
+        least = INTEGERS[name]
+        is_integer = hasattr(value, "__index__") and not isinstance(value, bool)
+        if not is_integer or not least <= value < 2**63:
+            kind = ValueError if isinstance(value, int) else TypeError
+            raise kind(f"{name} must be an integer, {least} or more, got {value!r}")
+    elif name in _INSTANCES and not isinstance(value, _INSTANCES[name]):
+        raise TypeError(f"{name} must be a cps.{_INSTANCES[name].__name__}, got {_describe(value)}")
+    elif name in _FUNCTIONS:
+        example, attribute = _FUNCTIONS[name]
+        if not is_function(value) or not hasattr(value, attribute or "__call__"):
+            raise TypeError(f"{name} must be an object such as {example}, got {_describe(value)}")
+
+
+def is_function(value: Any) -> bool:
+    """Return True for a callable that is not a class."""
     return callable(value) and not isinstance(value, type)
 
 
-FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {  # None where the learner has a default
-    "pruner": (lambda value: value is None or _is_function(value), "an object such as cps.NNrelief(), or a function"),
-    "rounds": (_is_count, "a whole number, 0 or more"),
-    "train": (lambda value: value is None or isinstance(value, Training), "a cps.Training"),
-    "retrain": (lambda value: value is None or isinstance(value, Training), "a cps.Training"),
-    "selectors": (
-        lambda value: isinstance(value, tuple) and bool(value) and all(map(is_selector, value)),
-        "a tuple of objects such as cps.Cascade()",
-    ),
-    "augment": (lambda value: value is None or _is_function(value), "an object such as cps.Flip(), or a function"),
-    "rotations": (
-        lambda value: value is None or (_is_function(value) and hasattr(value, "num_rotations")),
-        "an object such as cps.Rotations()",
-    ),
-    "normalize": (lambda value: value is None or isinstance(value, Normalize), "a cps.Normalize"),
-    "prune_images": (lambda value: _is_count(value) and value > 0, "a whole number, 1 or more"),
-    "capacity": (lambda value: value is None or isinstance(value, Capacity), "a cps.Capacity"),
-    "seed": (_is_count, "a whole number, 0 or more"),
-    "watch": (lambda value: value is None or _is_function(value), "a function of the progress"),
-}
-SETTINGS = tuple(name for name in FORMS if name != "watch")  # those that a file holds
-COUNTS = ("rounds", "prune_images", "seed")
+def check_callback(name: str, value: Callable[..., object] | None) -> None:
+    """Raise `TypeError` unless a callback is None or callable."""
+    if value is not None and not is_function(value):
+        raise TypeError(f"{name} must be a function, got {_describe(value)}")
 
 
-def check_forms(**settings: Any) -> None:
-    """Refuse a setting of another kind, such as a class instead of one of its objects."""
-    for name, value in settings.items():
-        is_right, what = FORMS[name]
-        if not is_right(value):
-            kind = ValueError if isinstance(value, int) and name in COUNTS else TypeError
-            is_class = " (the class, not one of its objects)" if isinstance(value, type) else ""
-            raise kind(f"{name} cannot be {repr(value)[:80]}{is_class}; it is {what}")
+def _describe(value: Any) -> str:
+    hint = " (the class itself; pass an instance)" if isinstance(value, type) else ""
+    return f"{repr(value)[:80]}{hint}"

@@ -1,50 +1,53 @@
 """The learner: Algorithms 1 and 2 of the paper."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from cps.config import SETTINGS, check_forms
+from cps.config import SELECTORS, LearnerConfig, check_callback
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName, Examples
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
-from cps.data.rotations import RotationScheme, Upright
+from cps.data.rotations import RotationScheme
 from cps.data.tasks import Task
 from cps.network.backbones import Builtin
 from cps.network.capacity import Capacity
 from cps.network.compact.extraction import Standalone
 from cps.network.draft import Draft
-from cps.network.input_checks import check_images, some_pixels, take_in
-from cps.network.masks import check_pruned
+from cps.network.input_checks import check_images, prepare_task
+from cps.network.masks import check_pruned, find_changed
 from cps.network.model_file import write_model
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Fingerprint, Subnetwork
-from cps.network.transaction import learning
-from cps.pruning.nnrelief import NNrelief, Pruner
-from cps.runtime.devices import broadcast, make_fabric, on_rank_zero, ready
+from cps.pruning.base import Pruner
+from cps.pruning.calibration import calibration_batches
+from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero
 from cps.runtime.seeding import generator, seeded
-from cps.selection.base import ImportanceSignature, MaxOutput, Oracle, Selector, select
-from cps.selection.cascade import Cascade
+from cps.selection.base import Oracle, Selector
 from cps.selection.groups import consecutive_groups
-from cps.selection.predict import Prediction, classify
-from cps.selection.statistics import check_selectors, check_statistics, observe_last
+from cps.selection.predict import Prediction, predict
+from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
 from cps.selection.stream import Stream
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
 from cps.training.progress import Progress
-from cps.training.settings import Adam, Steps, Training
+from cps.training.settings import Training
 from cps.training.trainer import Epoch, Trainer
 from cps.unlearning import forget_task, fresh_weights
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is for
+HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is used for
+BATCH = 256  # images per forward pass
 
 
 class Learner:
@@ -68,7 +71,7 @@ class Learner:
         rounds: int = 3,
         train: Training | None = None,
         retrain: Training | None = None,
-        selectors: Sequence[Selector] = (Cascade(), MaxOutput(), ImportanceSignature()),
+        selectors: Sequence[Selector] = SELECTORS,
         augment: Augmentation | None = None,
         rotations: RotationScheme | None = None,
         normalize: Normalize | None = None,
@@ -77,35 +80,39 @@ class Learner:
         seed: int = 0,
         fabric: "Fabric | None" = None,
         workers: int = 0,
-        watch: Callable[[Progress], None] | None = None,
+        on_epoch: Callable[[Progress], None] | None = None,
+        architecture: Builtin | None = None,
     ):
         """Wrap a copy of a backbone (images -> features), or a builtin one, which the model file then names.
 
-        `pruner` and `rounds`: how often, after dense training as `train` says, connections are pruned and
-        the rest retrained as `retrain` says; 0 rounds is CP&S-frozen. `selectors`: those to keep numbers
-        for; the first one predicts. `views`: whether classes are learned in their four turns. `capacity`: how tasks
-        share the room there is. `fabric`: where training runs; by default one device, the best there is. `workers`:
-        processes that read a torch `Dataset`. `watch` is called after every epoch.
+        After dense training (`train`), the pruner runs `rounds` times, each time followed by retraining (`retrain`); 0
+        rounds is CP&S-frozen. Statistics are kept for all `selectors`; the first one predicts. `rotations` decides
+        whether classes are also learned in rotated form, `capacity` how tasks share the weights. `prune_images` is the
+        number of images the pruner sees. `fabric` says where training runs (default: the best single device),
+        `workers` how many processes read a torch `Dataset`. `on_epoch` is called after every epoch. `architecture`
+        names the builtin architecture of a module that you built yourself, so that the model file opens without it.
         """
-        check_forms(pruner=pruner, rounds=rounds, train=train, retrain=retrain, augment=augment, rotations=rotations)
-        check_forms(normalize=normalize, prune_images=prune_images, capacity=capacity, seed=seed, watch=watch)
-        self.pruner: Pruner = pruner or NNrelief()
-        self.rounds = int(rounds)
-        self.train = train or Training(70, Adam(), Steps((20, 40, 60), 0.2))
-        self.retrain = retrain or Training(50, Adam(), Steps((15, 25, 40), 0.2))
-        self.selectors = check_selectors(selectors)
-        self.rotations: RotationScheme = rotations or Upright()
-        self.augment, self.normalize = augment, normalize
-        self.prune_images = int(prune_images)
-        self.capacity = capacity or Capacity()
-        self.seed = int(seed)
-        self.fabric = ready(fabric or make_fabric())
-        self._trainer = Trainer(self.fabric)
-        self.workers, self.watch = workers, watch
-        self.builtin = backbone if isinstance(backbone, Builtin) else None
-        module = backbone.drawn(self.seed) if isinstance(backbone, Builtin) else backbone
+        self.config = LearnerConfig(
+            pruner=pruner,  # pyright: ignore[reportArgumentType]  # None is the default
+            rounds=rounds,
+            train=train,  # pyright: ignore[reportArgumentType]
+            retrain=retrain,  # pyright: ignore[reportArgumentType]
+            selectors=selectors,
+            augment=augment,
+            rotations=rotations,  # pyright: ignore[reportArgumentType]
+            normalize=normalize,
+            prune_images=prune_images,
+            capacity=capacity,  # pyright: ignore[reportArgumentType]
+            seed=seed,
+        )
+        check_callback("on_epoch", on_epoch)
+        self.fabric = launch(fabric or make_fabric())
+        self.workers, self.on_epoch = workers, on_epoch
+        self.architecture = backbone if isinstance(backbone, Builtin) else architecture
+        module = backbone.make(self.config.seed) if isinstance(backbone, Builtin) else backbone
         self.network = SharedNetwork(module, normalize=normalize)
         self.network.to(self.fabric.device)
+        self._trainer = Trainer(self.fabric)
 
     @property
     def classes(self) -> list[tuple[ClassName, ...]]:
@@ -115,30 +122,51 @@ class Learner:
     def __repr__(self) -> str:
         return f"Learner(tasks={len(self.classes)}, classes={sum(map(len, self.classes))})"
 
-    def learn(self, task: Task, *, checkpoint: str | Path | None = None) -> Subnetwork:
-        """Learn a task: Algorithm 1. If anything goes wrong, the learner is as it was before.
+    def configure(self, **settings: Any) -> None:
+        """Change settings for the tasks to come, such as `train` or `pruner`; sealed tasks are not affected."""
+        if "normalize" in settings:
+            raise ValueError("normalize cannot change: sealed subnetworks were trained with the first one")
+        self.config = replace(self.config, **settings)
 
-        With a `checkpoint`, the state is saved there after each epoch, and a call that finds one goes on
-        from it; delete it once the learned model is saved.
+    def learn(
+        self,
+        task: Task,
+        *,
+        checkpoint: str | Path | None = None,
+        rotations: RotationScheme | None = None,
+        on_epoch: Callable[[Progress], None] | None = None,
+    ) -> Subnetwork:
+        """Learn a task: Algorithm 1. If anything fails, the learner is as it was before.
+
+        With `checkpoint`, the state is saved to that file after each epoch, and a call that finds the file resumes from
+        it; delete the file once the learned model is saved. `rotations` and `on_epoch` replace the learner's for this
+        task.
         """
-        with learning(self.network):
-            draft, examples, held_out = self._begin(task)
-            saver = None if checkpoint is None else self._saver(task, examples, Path(checkpoint))
-            examples = examples.to(self.fabric.device)
+        config = self.config if rotations is None else replace(self.config, rotations=rotations)
+        with self._learning():
+            draft, examples, held_out = self._start(task, config)
+            saver = None if checkpoint is None else self._saver(task, examples, config, Path(checkpoint))
             saved = saver and saver.load()
             if saved:
                 draft.restore(saved.tensors)
-            for phase in range(saved.at.phase if saved else 0, self.rounds + 1):
-                self._fit(draft, examples, phase, saver, saved)
+            examples = examples.to(self.fabric.device)
+            for phase in range(saved.position.phase if saved else 0, config.rounds + 1):
+                self._train(draft, examples, config, phase, saver, saved, on_epoch or self.on_epoch)
                 saved = None
                 if phase == 0:
                     draft.end_dense_training()
-                if phase < self.rounds:
-                    self._prune(draft, examples, (phase + 1) / self.rounds)
-            subnetwork = self.network.seal(draft)
+                if phase < config.rounds:
+                    draft.prune(self._pruned_masks(draft, examples, config, phase))
             with self._seeded(OBSERVE):
-                observe_last(self.network, examples, held_out, self.selectors, self.fabric)
-            return subnetwork
+                collect = partial(
+                    collect_statistics,
+                    self.network,
+                    examples=examples,
+                    held_out=held_out,
+                    selectors=config.selectors,
+                    fabric=self.fabric,
+                )
+                return self.network.seal(draft, collect)
 
     def predict(
         self,
@@ -149,114 +177,139 @@ class Learner:
         selector: Selector | None = None,
         reject: float = 0.0,
     ) -> Prediction:
-        """Predict classes: Algorithm 2. Nobody says which task the images are from, unless `task` does.
+        """Predict classes: Algorithm 2. The task of the images is found, unless `task` gives it.
 
-        With `group_size` above 1, every so many consecutive images are assumed to share a task. With `reject`,
-        images that look like none that were learned get the class None, and so does that share of known ones.
+        With `group_size` above 1, every `group_size` consecutive images are assumed to share a task. With `reject`,
+        images that resemble nothing the selected task has learned get the class None, and so does that share of known
+        images.
         """
         images = as_images(images)
         with self.network.in_use():
             evidence = self.evidence(images)
-            chosen = self._chosen(selector, task)
+            evidence.compute(None if task is None else [task])  # the forward pass: all subnetworks, or the given one
             groups = consecutive_groups(len(images), group_size, self.network.device)
-            selected = select(chosen, evidence, self.network.statistics(chosen.name), groups)
-            return classify(self.network, evidence, *selected, reject=reject)
+            return predict(self.network, evidence, self._selector(selector, task), groups, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
-        """Return a stream, which predicts images in the order they arrive and remembers what their task may be."""
-        return Stream(self.network, self._chosen(selector), self.evidence)
+        """Return a stream, which predicts images in order of arrival and remembers which task they probably are of."""
+        return Stream(self.network, self._selector(selector), self.evidence)
 
     def evidence(self, images: Any) -> Evidence:
-        """Return features and logits of every subnetwork for the images, each computed when asked for."""
+        """Return features and logits of every subnetwork for the images, computed on demand."""
         tensor = as_images(images)
         with self.network.in_use():
             check_images(tensor, self.network)
-            return self.network.evidence(tensor.split(256))
+            return self.network.evidence(tensor.split(BATCH))
 
     def extract(self, task: int) -> Standalone:
-        """Return a task's subnetwork as a small module of its own: images, as floats from 0 to 1, -> logits."""
+        """Return a task's subnetwork as a small module: images, as floats from 0 to 1, -> logits."""
         return self.network.extract(task)
 
     def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
-        """Drop a task; later ones move down by one. Free weights get the values of `fresh`, or others drawn anew."""
+        """Unlearn a task; later tasks move down by one. Free weights get the values of `fresh`, or new random ones."""
         with self.network.in_use():
             self.network.check_task(task)
-            drawn = fresh_weights(self.network, self.builtin if fresh is None else fresh, *self._key(FORGET))
-            forget_task(self.network, task, drawn, self.selectors)
-            self._trainer.forget()  # what was trained last
+            weights = fresh_weights(self.network, self.architecture if fresh is None else fresh, *self._key(FORGET))
+            forget_task(self.network, task, weights, self.config.selectors)
+            self._trainer.release()  # it may hold what was trained last
+
+    def annotate(self, task: int, **notes: Any) -> Subnetwork:
+        """Add notes about a task, such as the date: plain JSON data that the model file keeps."""
+        with self.network.in_use():
+            return self.network.annotate(task, notes)
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork and of its outputs; nothing learned later changes them."""
         return self.network.fingerprint(task)
 
     def save(self, path: str | Path) -> None:
-        """Write the model file; an old file stays whole until the new one is complete on the disk."""
+        """Write the model file. A previous file stays intact until the new one is complete on disk."""
         with self.network.in_use():
-            on_rank_zero(self.fabric, lambda: write_model(path, self.network, self._settings()))
+            on_rank_zero(self.fabric, lambda: write_model(path, self.network, self.config.encode(), self.architecture))
 
-    def _key(self, purpose: int) -> tuple[int, ...]:
-        return self.seed, len(self.network.subnetworks), purpose
+    @contextmanager
+    def _learning(self) -> Iterator[None]:
+        """Undo everything if the block raises or has changed a sealed weight."""
+        with torch.inference_mode(False), torch.enable_grad(), self.network.transaction() as before:
+            yield
+            changed = find_changed(before.weights, self.network.weights, before.taken)
+            if changed is not None:
+                raise RuntimeError(f"sealed weights of '{changed}' would have changed; nothing was learned")
 
-    def _seeded(self, purpose: int) -> AbstractContextManager[None]:
-        """Read examples with a seed of their own, since a data set may augment by torch's generator."""
-        return seeded(self.fabric.device, *self._key(purpose))
-
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in SETTINGS} | {"backbone": self.builtin}
-
-    def _chosen(self, selector: Selector | None, task: int | None = None) -> Selector:
-        """Return the selector that was asked for, or the first; or the oracle, where the task is known."""
-        if task is None:
-            return check_selectors([selector or self.selectors[0]])[0]
-        if selector is not None:
-            raise ValueError("give the task, or a selector that finds it, not both")
-        self.network.check_task(task)
-        return Oracle(int(task))
-
-    def _begin(self, task: Task) -> tuple[Draft, Examples, Examples | None]:
-        """Look at a task and start its subnetwork; return that, the examples to train on and those held out."""
-        check_statistics(self.selectors, self.network)
+    def _start(self, task: Task, config: LearnerConfig) -> tuple[Draft, Examples, Examples | None]:
+        """Check a task; return a draft of its subnetwork, its training examples, and those held out."""
+        check_statistics(config.selectors, self.network)
         with self._seeded(HEAD):
-            examples, held_out, features = take_in(task, self.network, self.rotations, self.workers)
-        crowded = self.capacity.crowded if self.rounds else 0.0  # CP&S-frozen uses all that is sealed
+            examples, held_out, features = prepare_task(task, self.network, config.rotations, self.workers)
+        min_free = config.capacity.min_free if config.rounds else 0.0  # CP&S-frozen uses all sealed weights
         head = generator(*self._key(HEAD))
-        return self.network.grow(task.classes, features, head, self.rotations, crowded), examples, held_out
+        return self.network.new_draft(task.classes, features, head, config.rotations, min_free), examples, held_out
 
-    def _saver(self, task: Task, examples: Examples, path: Path) -> Checkpoint:
-        return Checkpoint(path, identify(self.network, task, examples, self._settings(), self.fabric))
-
-    def _fit(self, draft: Draft, examples: Examples, phase: int, saver: Checkpoint | None, saved: Saved | None) -> None:
-        """Train what may move of a draft; after each epoch save it and tell whoever watches."""
-        index, training = len(self.network.subnetworks), self.train if phase == 0 else self.retrain
-        lengths = (self.train.epochs, *[self.retrain.epochs] * self.rounds)
+    def _train(
+        self,
+        draft: Draft,
+        examples: Examples,
+        config: LearnerConfig,
+        phase: int,
+        saver: Checkpoint | None,
+        saved: Saved | None,
+        on_epoch: Callable[[Progress], None] | None,
+    ) -> None:
+        """Train the free weights of a draft: phase 0 is dense training, each later one follows a pruning round."""
+        task, training = len(self.network.subnetworks), config.train if phase == 0 else config.retrain
+        lengths = (config.train.epochs, *[config.retrain.epochs] * config.rounds)
 
         def after_epoch(epoch: Epoch) -> None:
             if saver is not None and self.fabric.is_global_zero:
                 saver.save(draft.state, epoch.optimizer_state, Position(phase, epoch.done))
-            if self.watch is not None:
-                self.watch(Progress(index, phase, epoch.done, lengths, epoch.loss))
+            if on_epoch is not None:
+                on_epoch(Progress(task, phase, epoch.done, lengths, epoch.loss))
 
         self._trainer.fit(
             draft.model,
             examples,
             training,
-            seed=(self.seed, index, FIT, phase),
-            show=BatchTransform(self.network.prepare, self.augment, self.rotations),
+            seed=(config.seed, task, FIT, phase),
+            transform=BatchTransform(self.network.prepare, config.augment, config.rotations),
             guard=draft.guard(),
-            reach=draft.reach,
+            score_range=draft.score_range,
             after_epoch=after_epoch,
-            start=saved.at.epoch if saved else 0,
+            start=saved.position.epoch if saved else 0,
             optimizer_state=saved.optimizer if saved else None,
-            epochs_in_all=sum(lengths),
+            total_epochs=sum(lengths),
         )
 
-    def _prune(self, draft: Draft, examples: Examples, progress: float) -> None:
-        """Switch off connections that carry little, and those beyond the budget of this share of the rounds."""
-        draws, size, num_rotations = generator(*self._key(PRUNE)), self.train.batch_size, self.rotations.num_rotations
+    def _pruned_masks(self, draft: Draft, examples: Examples, config: LearnerConfig, phase: int) -> dict[str, Any]:
+        """Return the pruner's masks after training phase `phase`, limited by the budget of this round."""
         with self._seeded(PRUNE):  # the same images in every round
-            batches = some_pixels(
-                examples, self.prune_images, draws, self.network, batch_size=size, num_rotations=num_rotations
+            batches = calibration_batches(
+                examples,
+                config.prune_images,
+                generator(*self._key(PRUNE)),
+                self.network,
+                batch_size=config.train.batch_size,
+                num_rotations=config.rotations.num_rotations,
             )
-        masks = check_pruned(self.pruner(draft.model.backbone, draft.masks, batches), draft.masks)
-        masks = self.capacity.within(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
-        draft.narrow(broadcast(masks, self.fabric))
+        masks = check_pruned(config.pruner(draft.model.backbone, draft.masks, batches), draft.masks)
+        progress = (phase + 1) / config.rounds
+        masks = config.capacity.limit(masks, self.network.taken, draft.weights(), len(draft.classes), progress)
+        return broadcast(masks, self.fabric)
+
+    def _saver(self, task: Task, examples: Examples, config: LearnerConfig, path: Path) -> Checkpoint:
+        return Checkpoint(path, identify(self.network, task, examples, config.encode(), self.fabric))
+
+    def _selector(self, selector: Selector | None, task: int | None = None) -> Selector:
+        """Return the given selector, or the first one; the oracle if the task is given."""
+        if task is None:
+            return check_selectors([selector or self.config.selectors[0]])[0]
+        if selector is not None:
+            raise ValueError("pass either task or selector, not both")
+        self.network.check_task(task)
+        return Oracle(int(task))
+
+    def _key(self, purpose: int) -> tuple[int, ...]:
+        return self.config.seed, len(self.network.subnetworks), purpose
+
+    def _seeded(self, purpose: int) -> AbstractContextManager[None]:
+        """Seed the global generators, since a data set may augment its images with them."""
+        return seeded(self.fabric.device, *self._key(purpose))

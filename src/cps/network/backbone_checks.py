@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from cps.network.outputs import are_close
 from cps.network.partition import layer_of, move, named_tensors, set_tensors
-from cps.runtime.cuda_graphs import first_line
 from cps.runtime.devices import full_precision
+from cps.runtime.text import first_line
 
 
 class Passed(NamedTuple):
@@ -76,7 +76,7 @@ def first_pass(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> Pas
 
 
 @torch.no_grad()
-def has_place_for(backbone: nn.Module, pixels: Tensor) -> bool:
+def accepts_noise(backbone: nn.Module, pixels: Tensor) -> bool:
     """Say whether a backbone can look at such pixels; not if they are no places in a table that it looks them up in.
 
     It is asked on the CPU: where there is no such place, a GPU would fail in all that follows.

@@ -156,15 +156,14 @@ class Builtin(NumericSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name not in BUILTINS:
-            raise ValueError(f"there is no builtin backbone '{self.name}'; there are: {', '.join(BUILTINS)}")
-        if not 1 <= self.channels <= 64:
-            raise ValueError(f"images have 1 to 64 channels, got {self.channels}")
+            raise ValueError(f"unknown backbone '{self.name}'; choose from: {', '.join(BUILTINS)}")
+        self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
 
     def __call__(self) -> nn.Module:
-        """Return a new backbone; its values are drawn from torch's generator."""
+        """Return a new backbone, initialised from torch's global generator."""
         return BUILTINS[self.name](self.channels)
 
-    def drawn(self, seed: int) -> nn.Module:
-        """Return a new backbone whose values depend on the seed alone."""
+    def make(self, seed: int) -> nn.Module:
+        """Return a new backbone whose initial weights depend on the seed alone."""
         with seeded(torch.device("cpu"), seed):
             return self()

@@ -1,4 +1,4 @@
-"""A backbone with a linear head."""
+"""A backbone with a linear head, and the protocol of its loss."""
 
 from typing import Protocol
 
@@ -7,15 +7,15 @@ from torch import Tensor, nn
 
 
 class Loss(Protocol):
-    """Anything that says how wrong a batch is."""
+    """A training loss."""
 
     def __call__(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return one number for features (N, d), logits (N, outputs) and the output that is right for each."""
+        """Return a scalar loss for features (N, d), logits (N, outputs) and labels, the index of the true output."""
         ...
 
 
 class Classifier(nn.Module):
-    """A backbone with a head: images -> logits over the task's classes, or their loss."""
+    """A backbone with a head: pixels -> logits over the task's classes, or their loss."""
 
     def __init__(self, backbone: nn.Module, head: nn.Linear):
         super().__init__()
@@ -23,7 +23,7 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, pixels: Tensor, labels: Tensor | None = None, loss: Loss | None = None) -> Tensor:
-        """Return the logits, shape (N, classes); with labels and a loss, what that makes of them."""
+        """Return the logits, shape (N, classes), or the loss if labels and a loss are given."""
         features = self.backbone(pixels)
         by_autocast = torch.is_autocast_enabled(features.device.type) and features.dtype != torch.float64
         logits = self.head(features if by_autocast else features.to(self.head.weight.dtype))
@@ -31,8 +31,8 @@ class Classifier(nn.Module):
 
 
 @torch.no_grad()
-def fresh_head(features: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Return a head whose values are drawn by that generator and by no other."""
+def make_head(features: int, outputs: int, generator: torch.Generator) -> nn.Linear:
+    """Return a head initialised by this generator alone."""
     head = nn.Linear(features, outputs, device="meta", dtype=torch.float32).to_empty(device="cpu")
     for parameter in head.parameters():
         parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)

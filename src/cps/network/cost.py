@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cps.network.compact.extraction import Standalone, whole
+from cps.network.compact.extraction import Standalone, copy_with_tensors
 from cps.network.shared import SharedNetwork
 
 
 def describe_costs(network: SharedNetwork) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return the cost for one image of the dense network with a head, and of each extracted subnetwork."""
     first = network.subnetworks[0]
-    dense = Standalone(whole(network.backbone, network.tensors_of(0)), first, network.prepare)
+    dense = Standalone(copy_with_tensors(network.backbone, network.tensors_of(0)), first, network.prepare)
     return cost_of(dense, network), [
         cost_of(network.extract(task), network) for task in range(len(network.subnetworks))
     ]

@@ -1,7 +1,7 @@
 """A draft: the subnetwork of the task being learned, before it is sealed.
 
-The draft trains inside the backbone itself: its parameters hold the masked weights and the task's private
-parts. Nothing of the shared network changes until the draft is sealed, so giving up on it loses nothing.
+The draft trains inside the backbone itself, whose parameters hold the masked weights and the task's private
+parameters. The shared network does not change until the draft is sealed, so abandoning a draft loses nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from cps.data.examples import ClassName
 from cps.network.classifier import Classifier
-from cps.network.freezing import Guard, Kept
-from cps.network.mask_scores import REACH, first_scores
+from cps.network.freezing import Guard, Protected
+from cps.network.mask_scores import SCORE_RANGE, initial_scores
 from cps.network.masks import Masks, check_pruned, full_masks, pack, unpack
 from cps.network.partition import Parts, named_tensors, set_tensors
 
 
 class Draft:
-    """A subnetwork in the making: its masks shrink and its free weights move.
+    """An unfinished subnetwork: its masks shrink and its free weights are trained.
 
-    Attributes: `classes`; `mirrors`, whether mirror images are looked at too; `model`, the live classifier;
-    `masks`, the connections that are on; `warm`, the weights after dense training, which pruned free weights go
-    back to; `scores`, of all connections where the task learns which sealed ones to use.
+    Attributes: `classes`; `flips`, whether predictions will average over mirror images; `model`, the live classifier;
+    `masks`, the connections that are on; `dense_weights`, the weights after dense training, to which pruned free
+    weights return; `scores`, the mask scores if the task learns which sealed connections to use.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Draft:
         weights: Mapping[str, Tensor],
         taken: Masks,
         private: Mapping[str, Tensor],
-        is_choosing: bool = False,
+        learns_masks: bool = False,
     ):
         self.classes, self.flips = tuple(classes), flips
         self.model = Classifier(backbone, head)
         self.masks = full_masks(weights, on=True)
-        self.scores = first_scores(self.masks) if is_choosing else {}
-        self.warm: dict[str, Tensor] | None = None
+        self.scores = initial_scores(self.masks) if learns_masks else {}
+        self.dense_weights: dict[str, Tensor] | None = None
         self._parts = parts
-        self._sealed, self._start = weights, private
+        self._sealed, self._initial = weights, private
         self._taken = taken
         set_tensors(backbone, {**weights, **private})
 
@@ -54,65 +54,68 @@ class Draft:
         return {name: live[name].detach() for name in self._parts.shared}
 
     def private(self) -> dict[str, Tensor]:
-        """Return the live private parts: norm layers, biases, whatever is not shared."""
+        """Return the live private tensors: norm layers, biases and everything else that is not shared."""
         live = named_tensors(self.model.backbone)
         return {name: live[name].detach() for name in self._parts.private}
 
     @torch.no_grad()
-    def narrow(self, masks: Masks) -> None:
-        """Switch off the connections that are not in `masks`; masks only ever shrink."""
+    def prune(self, masks: Masks) -> None:
+        """Switch off the connections that are not in `masks`; masks can only shrink."""
         self.masks = {name: mask.clone() for name, mask in check_pruned(masks, self.masks).items()}
         for name, weight in self.weights().items():
             weight.masked_fill_(~self.masks[name], 0.0)
 
     def end_dense_training(self) -> None:
-        """Remember the weights, for the connections that pruning will free; sealed ones not chosen go off."""
-        self.warm = {name: weight.clone() for name, weight in self.weights().items()}
+        """Record the dense weights, and switch off the sealed connections whose scores are not positive."""
+        self.dense_weights = {name: weight.clone() for name, weight in self.weights().items()}
         if self.scores:
             chosen = {name: (scores > 0) | ~self._taken[name] for name, scores in self.scores.items()}
-            self.narrow({name: mask & chosen[name] for name, mask in self.masks.items()})
+            self.prune({name: mask & chosen[name] for name, mask in self.masks.items()})
 
     @property
-    def reach(self) -> float:
-        """How far a phase may move the scores: as far as they go in dense training, then no more."""
-        return REACH if self.warm is None else 0.0
+    def score_range(self) -> float:
+        """How far the next phase of training may move the mask scores: only dense training moves them."""
+        return SCORE_RANGE if self.dense_weights is None else 0.0
 
     def check_finite(self) -> None:
-        """Refuse what training has ruined, as its last step may after a sound loss; constants may be infinite."""
-        start = {**self._sealed, **self._start}
+        """Raise `FloatingPointError` if training left NaN or infinity, which its last step may after a finite loss.
+
+        Values that were infinite from the start, such as constants, are accepted.
+        """
+        start = {**self._sealed, **self._initial}
         live = {**self.weights(), **self.private()}
-        ruined = [name for name, value in live.items() if (start[name].isfinite() & ~value.isfinite()).any()]
-        ruined += [f"head.{name}" for name, value in self.model.head.named_parameters() if not value.isfinite().all()]
-        if ruined:
+        broken = [name for name, value in live.items() if (start[name].isfinite() & ~value.isfinite()).any()]
+        broken += [f"head.{name}" for name, value in self.model.head.named_parameters() if not value.isfinite().all()]
+        if broken:
             raise FloatingPointError(
-                f"training left '{ruined[0]}' with NaN or infinite values; lower the learning rate"
+                f"training left '{broken[0]}' with NaN or infinite values; lower the learning rate"
             )
 
     def guard(self) -> Guard:
-        """Return what may not move: taken weights stay at their sealed values, pruned ones at zero."""
+        """Return what training must not move: taken weights keep their sealed values, pruned ones stay zero."""
         return {
-            name: Kept(self._taken[name], self._sealed[name], ~self.masks[name], self.scores.get(name))
+            name: Protected(self._taken[name], self._sealed[name], ~self.masks[name], self.scores.get(name))
             for name in self._parts.shared
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a checkpoint must hold of a draft."""
+        """Return the tensors that a checkpoint must hold."""
         return {
             **named_tensors(self.model),
             **{f"mask/{name}": pack(mask) for name, mask in self.masks.items()},
-            **{f"warm/{name}": value for name, value in (self.warm or {}).items()},
+            **{f"warm/{name}": value for name, value in (self.dense_weights or {}).items()},
             **{f"score/{name}": value for name, value in self.scores.items()},
         }
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a draft where `state` left it, which also says whether it chooses among sealed weights."""
+        """Restore the state of a checkpoint, which also decides whether the draft learns mask scores."""
         set_tensors(self.model, state)
         live = self.weights()
         for name, mask in self.masks.items():
             mask.copy_(unpack(state[f"mask/{name}"], mask.shape))
 
-        def held(kind: str) -> dict[str, Tensor]:
+        def stored(kind: str) -> dict[str, Tensor]:
             return {name: state[key].to(w.device) for name, w in live.items() if (key := f"{kind}/{name}") in state}
 
-        self.scores, self.warm = held("score"), held("warm") or None
+        self.scores, self.dense_weights = stored("score"), stored("warm") or None

@@ -1,7 +1,6 @@
-"""Intake: a task is looked at closely before anything is learned from it."""
+"""Check the images and labels of a task before training, and images before prediction."""
 
 import logging
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,34 +8,36 @@ import torch
 from torch import Tensor
 
 from cps.data.examples import ClassName, Examples, TensorExamples, as_examples
-from cps.data.normalize import are_pixels, range_of
-from cps.data.rotations import RotationScheme, View, check_rotations
+from cps.data.normalize import image_range, is_pixel_range
+from cps.data.rotations import RotationScheme, check_rotations
 from cps.data.tasks import Scenario, Task
 from cps.network.backbone_checks import check_references, first_pass
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import local_labels
-from cps.runtime.cuda_graphs import first_line
+from cps.runtime.text import first_line
 
 log = logging.getLogger(__name__)
 
-SOME = 16  # images of a data set, that tell the range of all
-LARGE = 2**20  # pixels; batches of this size keep a GPU busy
+SAMPLE = 16  # images of a data set from which the value range is estimated
 
 
-def take_in(
+def prepare_task(
     task: Task, network: SharedNetwork, rotations: RotationScheme, workers: int
 ) -> tuple[Examples, Examples | None, int]:
-    """Return a task's examples, those that are held out, and how many features the backbone gives."""
+    """Return a task's training examples, its held-out examples or None, and the number of features of the backbone.
+
+    Raise an error for a task that the network could not learn.
+    """
     if not isinstance(task, Task):
         hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
-        raise TypeError(f"what is learned is a cps.Task, got {type(task).__name__}{hint}")
+        raise TypeError(f"task must be a cps.Task, got {type(task).__name__}{hint}")
     examples = _training_examples(task, network, num_rotations=rotations.num_rotations, workers=workers)
-    features = _first_look(examples, network, rotations)
+    features = _run_first_images(examples, network, rotations)
     return examples, _held_out_examples(task, network, workers=workers), features
 
 
 def _training_examples(task: Task, network: SharedNetwork, *, num_rotations: int = 1, workers: int = 0) -> Examples:
-    """Return the task's training examples; raise `ValueError` for a task that could not be learned."""
+    """Return the task's training examples; raise `ValueError` if it cannot be learned."""
     classes = task.classes
     if len(set(classes)) != len(classes):
         raise ValueError(f"the task names a class twice: {list(classes)}")
@@ -44,13 +45,13 @@ def _training_examples(task: Task, network: SharedNetwork, *, num_rotations: int
         raise ValueError("the task names no class")
     if len(classes) * num_rotations < 2:
         raise ValueError(
-            "the task has one class; a head needs at least two to tell apart, so learn this class together with "
-            "another one, or in its four turns (rotations=cps.Rotations())"
+            "the task has one class, and a head needs at least two outputs; learn it together with another class, or "
+            "in four rotations (rotations=cps.Rotations())"
         )
     for index, subnetwork in enumerate(network.subnetworks):
         known = set(classes) & set(subnetwork.classes)
         if known:
-            raise ValueError(f"class {min(known, key=str)!r} was learned already, in task {index}")
+            raise ValueError(f"class {min(known, key=str)!r} was already learned, in task {index}")
     examples = as_examples(task.train, partial(local_labels, classes), workers=workers)
     labels = examples.labels()
     if labels is not None:
@@ -61,24 +62,24 @@ def _training_examples(task: Task, network: SharedNetwork, *, num_rotations: int
 
 
 def _held_out_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples | None:
-    """Return the task's examples that are held out of training, if there are any; refuse images of another form."""
+    """Return the task's held-out examples, or None; raise `ValueError` if their shape is wrong."""
     if task.val is None:
         return None
     examples = as_examples(task.val, partial(local_labels, task.classes), workers=workers)
-    if examples.labels() is None:  # they are not needed, and too late to be refused when they are read
-        examples = as_examples(task.val, _of_no_interest, workers=workers)
+    if examples.labels() is None:  # not needed, and errors in them would come too late
+        examples = as_examples(task.val, _ignore_labels, workers=workers)
     images, _ = next(examples.batches([torch.arange(1)]))
     _check_shape(tuple(images.shape[1:]), network)
     return examples
 
 
-def _of_no_interest(labels: Sequence[ClassName]) -> Tensor:
+def _ignore_labels(labels: Sequence[ClassName]) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.long)
 
 
-def _first_look(examples: Examples, network: SharedNetwork, rotations: RotationScheme) -> int:
-    """Pass two images through the backbone; return how many features it gives, and note the images' shape and range."""
-    images = _some_of(examples)
+def _run_first_images(examples: Examples, network: SharedNetwork, rotations: RotationScheme) -> int:
+    """Run two images through the backbone; return its number of features, and record the images' shape and range."""
+    images = _sample(examples)
     shape = tuple(images.shape[1:])
     _check_shape(shape, network)
     _check_range(images, network)
@@ -86,35 +87,36 @@ def _first_look(examples: Examples, network: SharedNetwork, rotations: RotationS
     pixels = network.pixels(images[:2])
     passed = first_pass(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
-        network.input_range = network.input_range or range_of(images)
         check_references(network.backbone, pixels)
         if passed.uncalled:
-            _keep_apart(passed.uncalled, network)
-    network.input_shape = network.input_shape or shape
+            _make_private(passed.uncalled, network)
+    network.set_input(shape, image_range(images))
     return passed.features
 
 
-def _some_of(examples: Examples) -> Tensor:
-    """Return all images where they are at hand, else some from here and there; at least two if there are two."""
+def _sample(examples: Examples) -> Tensor:
+    """Return all images if they are in memory, else a few spread over the data set; two or more if there are two."""
     if isinstance(examples, TensorExamples):
         return examples.images
-    places = torch.linspace(0, len(examples) - 1, min(SOME, len(examples))).long()
-    return next(examples.batches([places]))[0]
+    indices = torch.linspace(0, len(examples) - 1, min(SAMPLE, len(examples))).long()
+    return next(examples.batches([indices]))[0]
 
 
-def _keep_apart(names: list[str], network: SharedNetwork) -> None:
-    """Give each task its own copy of weights that are read without calling their layer."""
+def _make_private(names: list[str], network: SharedNetwork) -> None:
+    """Give every task its own copy of weights that are used without calling their layer."""
     if len(names) == len(network.weights):
-        raise ValueError(f"no layer is called, so nothing can be pruned; call '{names[0].removesuffix('.weight')}'")
+        raise ValueError(
+            f"the backbone calls none of its layers, so nothing can be pruned; call '{names[0].removesuffix('.weight')}'"
+        )
     log.warning(
-        "'%s' (%d in all) is read without calling its layer, so it cannot be pruned; every task keeps its own copy",
+        "'%s' (%d in all) is used without calling its layer, so it cannot be pruned; every task keeps its own copy",
         names[0], len(names),
     )  # fmt: skip
     network.make_private(names)
 
 
 def check_images(images: Tensor, network: SharedNetwork) -> None:
-    """Refuse images that a network cannot look at, any where it has learned nothing; warn of unlike ones."""
+    """Raise an error for images that the network cannot process; warn if they differ from the learned ones."""
     if not network.subnetworks:
         raise RuntimeError("nothing has been learned yet; call learn(task) first")
     _check_shape(tuple(images.shape[1:]), network)
@@ -122,74 +124,58 @@ def check_images(images: Tensor, network: SharedNetwork) -> None:
 
 
 def _check_shape(shape: tuple[int, ...], network: SharedNetwork) -> None:
-    """Refuse images with other channels or axes than those learned first; height and width may differ."""
+    """Raise `ValueError` for other channels or axes than those of the first task; height and width may differ."""
     expected = network.input_shape
     if expected is None or shape == expected:
         return
     if len(shape) != len(expected) or shape[0] != expected[0]:
-        raise ValueError(f"expected images of shape {expected}, as learned first, got {shape}{_hint(shape, expected)}")
-    network.warn_once(f"some images are not {expected}, as those learned first: answers may be worse; scale them alike")
-    if network.subnetworks and shape not in network.other_shapes:
-        _look_at_a_blank(shape, network)
-        network.other_shapes.add(shape)
+        hint = _hint(shape, expected)
+        raise ValueError(f"images must have shape {expected}, as in the first task, got {shape}{hint}")
+    network.warn_once(f"some images do not have shape {expected}, as in the first task: accuracy may drop; resize them")
+    if network.subnetworks and shape not in network.accepted_shapes:
+        _run_blank(shape, network)
+        network.accept_shape(shape)
 
 
 def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
-    """Return what images of another shape may want."""
+    """Return a hint at the likely mistake behind a wrong shape."""
     if shape == expected[1:] and expected[0] == 1:
-        return "; grey images are images[:, None]"
-    hint = "; one image is image[None]" if len(shape) == len(expected) - 1 else ""
-    return hint + ("; channels come first" if len(expected) == 3 and shape[-1] == expected[0] else "")
+        return "; add the channel axis of grey images with images[:, None]"
+    hint = "; pass a single image as image[None]" if len(shape) == len(expected) - 1 else ""
+    return hint + ("; the channel axis must come first" if len(expected) == 3 and shape[-1] == expected[0] else "")
 
 
-def _look_at_a_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
-    """Refuse images of a size that the backbone cannot process."""
+def _run_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
+    """Raise `ValueError` if the backbone cannot process images of this shape."""
     try:
-        network.whole_outputs([torch.zeros(1, *shape)], 0)
+        network.full_outputs([torch.zeros(1, *shape)], 0)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise ValueError(
-            f"the backbone cannot process images of shape {shape}; those learned first are {network.input_shape} "
+            f"the backbone cannot process images of shape {shape}; those of the first task are {network.input_shape} "
             f"({first_line(error)})"
         ) from error
 
 
 def _check_range(images: Tensor, network: SharedNetwork) -> None:
-    """Warn of images whose values are far from those learned first, as bytes are that were made floats unscaled."""
+    """Warn if values are far from those of the first task, for instance bytes converted to float without scaling."""
     if images.dtype == torch.uint8 and images.ndim < 4:
-        network.warn_once("bytes are taken for pixels and divided by 255; give other whole numbers as int64")
+        network.warn_once("uint8 inputs are treated as pixels and divided by 255; pass other integers as int64")
     known = network.input_range
     if known is None or known[0] == known[1] or not (images.is_floating_point() or images.dtype == torch.uint8):
         return
-    (low, high), (lowest, highest) = known, range_of(images)
-    slack = 0.5 if are_pixels(low, high) else high - low
+    (low, high), (lowest, highest) = known, image_range(images)
+    slack = 0.5 if is_pixel_range(low, high) else high - low
     if lowest < low - slack or highest > high + slack:
         network.warn_once(
-            f"some images have values far from those learned first, which are {low:g} to {high:g}: answers may be "
-            "wrong; scale them alike"
+            f"some images have values far from those of the first task, {low:g} to {high:g}: predictions may be wrong; "
+            "scale all images alike"
         )
 
 
 def check_task_number(task: int, network: SharedNetwork) -> None:
-    """Refuse the number of a task, which counts from 1 as commands do, that was not learned."""
+    """Raise `ValueError` unless `task` is the number of a learned task, from 1 as in the command line."""
     known = len(network.subnetworks)
     if not 1 <= task <= known:
-        raise ValueError(f"there is no task {task}; the model has {known}, counted from 1")
-
-
-def some_pixels(
-    examples: Examples,
-    number: int,
-    draws: torch.Generator,
-    network: SharedNetwork,
-    *,
-    batch_size: int,
-    num_rotations: int,
-) -> list[Tensor]:
-    """Return the pixels of a number of examples, a part of them in each turn, in batches: larger ones on a GPU."""
-    chosen = torch.randperm(len(examples), generator=draws)[:number]
-    pixels = math.prod((network.input_shape or ())[1:])
-    size = max(batch_size, LARGE // max(1, pixels) if network.device.type == "cuda" else 0)
-    batches = (network.pixels(images) for images, _ in examples.batches(chosen.split(size)))
-    return [torch.cat([View(turn, False)(p) for turn, p in enumerate(b.chunk(num_rotations))]) for b in batches]
+        raise ValueError(f"task must be between 1 and {known}, the number of learned tasks, got {task}")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 Masks = dict[str, Tensor]
-BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # whole numbers of so many bytes
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of the same size, by bytes
 
 
 def mask_shape(weight_shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of the mask over a weight: kernels are switched on and off whole."""
+    """Return the shape of the mask over a weight: a convolution kernel is on or off as a whole."""
     return (*weight_shape[:2], *(1 for _ in weight_shape[2:]))
 
 
@@ -29,16 +29,17 @@ def full_masks(weights: Mapping[str, Tensor], *, on: bool) -> Masks:
 
 
 def masked(weight: Tensor, mask: Tensor) -> Tensor:
-    """Return a weight, zero where its mask is off, in its own layout: other layouts have other kernels and other bits.
+    """Return a weight with zeros where its mask is off, in the same memory layout.
 
-    Its bits are multiplied, as whole numbers: -1.0 * 0 is a negative zero, whose sign a later task could change.
+    Another layout would select other kernels, which round differently. The bits are multiplied as integers, since
+    -1.0 * 0 is a negative zero, whose sign a later task could change.
     """
     bits = weight.view(BITS[weight.element_size()])
     return torch.mul(bits, mask, out=torch.empty_like(bits)).view(weight.dtype)
 
 
 def union(first: Masks, second: Masks) -> Masks:
-    """Return the connections that are in either."""
+    """Return the connections that are in either mask."""
     return {name: first[name] | second[name] for name in first}
 
 
@@ -48,7 +49,7 @@ def union_of(every: Iterable[Masks], weights: Mapping[str, Tensor]) -> Masks:
 
 
 def topk_mask(weight: Tensor, among: Tensor, number: int) -> Tensor:
-    """Return the mask of the connections with the largest absolute weight: so many of those in the mask `among`."""
+    """Return the mask of the `number` connections with the largest absolute weight among those in `among`."""
     size = per_connection(weight.detach().abs()).masked_fill(~among, -1.0)
     stays = torch.zeros_like(among).flatten()
     stays[size.flatten().topk(number).indices] = True
@@ -56,12 +57,12 @@ def topk_mask(weight: Tensor, among: Tensor, number: int) -> Tensor:
 
 
 def is_subset(smaller: Masks, larger: Masks) -> bool:
-    """Say whether every connection of `smaller` is in `larger`."""
+    """Return True if every connection of `smaller` is in `larger`."""
     return all(bool((~mask | larger[name]).all()) for name, mask in smaller.items())
 
 
 def check_pruned(masks: Masks, before: Masks) -> Masks:
-    """Return a pruner's masks, on the device of those it was given; refuse what is no subset of them, in their form."""
+    """Return a pruner's masks on the device of `before`; raise `ValueError` unless each is a bool subset of it."""
     if set(masks) != set(before):
         raise ValueError("a pruner must return a mask for every weight it was given")
     for name, mask in before.items():
@@ -75,20 +76,20 @@ def check_pruned(masks: Masks, before: Masks) -> Masks:
 
 
 def find_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor], masks: Masks) -> str | None:
-    """Return the name of a weight that has another value where its mask is on; None if there is none."""
+    """Return the name of the first weight whose value differs where its mask is on, or None."""
     for name, value in after.items():
         if not torch.equal(masked(before[name], masks[name]), masked(value, masks[name])):
             return name
     return None
 
 
-def share_on(masks: Masks, weights: Mapping[str, Tensor]) -> float:
+def density(masks: Masks, weights: Mapping[str, Tensor]) -> float:
     """Return the share of all weights, from 0 to 1, that the masks switch on."""
     total = sum(weight.numel() for weight in weights.values())
-    return sum(weights_on(mask, weights[name]) for name, mask in masks.items()) / total
+    return sum(count_weights(mask, weights[name]) for name, mask in masks.items()) / total
 
 
-def weights_on(mask: Tensor, weight: Tensor) -> int:
+def count_weights(mask: Tensor, weight: Tensor) -> int:
     """Return how many single weights the mask switches on."""
     return int(mask.sum()) * (weight.numel() // mask.numel())
 
@@ -100,12 +101,12 @@ def per_connection(values: Tensor) -> Tensor:
 
 
 def per_output(outputs: Tensor, ndim: int) -> Tensor:
-    """Shape one bool per output of a layer so that it broadcasts to a mask or weight of so many axes."""
+    """Reshape one bool per output of a layer so that it broadcasts to a mask or weight with `ndim` axes."""
     return outputs.reshape(-1, *(1 for _ in range(ndim - 1)))
 
 
-def times_used(masks: Sequence[Masks], name: str) -> Tensor:
-    """Return, for each connection of one weight, how many of the masks use it."""
+def count_users(masks: Sequence[Masks], name: str) -> Tensor:
+    """Return how many of the masks use each connection of one weight."""
     return torch.stack([mask[name] for mask in masks]).sum(dim=0)
 
 
@@ -115,6 +116,6 @@ def pack(mask: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the mask of that shape that `pack` made bytes of."""
+    """Return the mask of this shape from the bytes that `pack` returned."""
     bits = np.unpackbits(packed.cpu().numpy(), count=int(np.prod(shape)))
     return torch.from_numpy(bits.astype(bool)).reshape(*shape)

@@ -12,16 +12,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cps.network.backbones import Builtin
 from cps.network.masks import Masks, is_subset, mask_shape, pack, union_of, unpack
-from cps.network.shared import SharedNetwork
+from cps.network.shared import NetworkState, SharedNetwork
 from cps.network.subnetwork import Subnetwork
 from cps.storage import container as storage
 from cps.storage.container import FileError
 from cps.storage.settings_codec import decode, encode, upgrade_settings
 
 
-def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapping[str, Any]) -> None:
-    """Write the network and the learner's settings to a model file, if all that was sealed is as it was."""
+def write_model(
+    path: str | Path, network: SharedNetwork, settings: Mapping[str, Any], architecture: Builtin | None
+) -> None:
+    """Write the network and the learner's encoded settings to a model file.
+
+    Raise `RuntimeError` if a sealed subnetwork has changed.
+    """
     network.check_sealed()
     for index, subnetwork in enumerate(network.subnetworks):
         _check_notes(index, subnetwork.notes)
@@ -35,13 +41,13 @@ def write_model(path: str | Path, network: SharedNetwork, learner_settings: Mapp
         "statistics": [
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
         ],
-        "notes": [subnetwork.notes for subnetwork in network.subnetworks],
+        "notes": [dict(subnetwork.notes) for subnetwork in network.subnetworks],
         "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.flips],
         "turns": {str(i): sub.num_rotations for i, sub in enumerate(network.subnetworks) if sub.num_rotations > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "input_range": list(network.input_range or ()),
-        "settings": {name: encode(value) for name, value in learner_settings.items()},
+        "settings": {**settings, "backbone": encode(architecture)},
         "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
     }
     storage.write(path, "model", header, tensors)
@@ -85,10 +91,18 @@ def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tenso
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
     content = _content(path, header, tensors, network.weights, network.initial)
-    network.weights, network.initial, network.taken, network.subnetworks = content
-    network.input_shape = tuple(header["input_shape"]) or None
-    known = header.get("input_range")  # which early files did not note
-    network.input_range = (known[0], known[1]) if known else None
+    known = header.get("input_range")  # missing in early files
+    network.set_state(
+        NetworkState(
+            weights=content.weights,
+            taken=content.taken,
+            subnetworks=content.subnetworks,
+            input_shape=tuple(header["input_shape"]) or None,
+            input_range=(known[0], known[1]) if known else None,
+            initial=content.initial,
+            parts=network.parts,
+        )
+    )
 
 
 def _content(

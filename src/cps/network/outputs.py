@@ -1,4 +1,4 @@
-"""Evidence: what every subnetwork says about the same images."""
+"""Outputs of subnetworks: features and logits, for one subnetwork or for all of them (`Evidence`)."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
@@ -6,27 +6,32 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-CLOSE = 1e-3  # how far features may be off, of the largest
+CLOSE = 1e-3  # default tolerance of `are_close`, relative to the largest feature
 
 
 class Outputs(NamedTuple):
-    """What one subnetwork says about some images: features (N, d) and logits (N, classes)."""
+    """Outputs of one subnetwork for N images: features (N, d) and logits (N, classes)."""
 
     features: Tensor
     logits: Tensor
 
 
 class Evidence(Sequence[Outputs]):
-    """The outputs of every subnetwork for the same images, computed when first asked for.
+    """The outputs of every subnetwork for the same images, computed on demand.
 
-    `compute` returns the outputs of the subnetworks it is given. Those of several cost less together than one by
-    one: iterate over the evidence, or `ask` first.
+    `forward(tasks)` returns the outputs of the given subnetworks. Each subnetwork runs at most once. Computing
+    several together is faster than one by one, so call `compute` first, or iterate.
     """
 
-    def __init__(self, compute: Callable[[Sequence[int]], Sequence[Outputs]], tasks: int):
-        self._compute = compute
+    def __init__(self, forward: Callable[[Sequence[int]], Sequence[Outputs]], tasks: int):
+        self._forward = forward
         self._tasks = tasks
         self._known: dict[int, Outputs] = {}
+
+    @classmethod
+    def of(cls, outputs: Sequence[Outputs]) -> "Evidence":
+        """Return evidence made of outputs that are already computed."""
+        return cls(lambda tasks: [outputs[task] for task in tasks], len(outputs))
 
     def __len__(self) -> int:
         return self._tasks
@@ -37,41 +42,42 @@ class Evidence(Sequence[Outputs]):
     def __getitem__(self, index: slice) -> list[Outputs]: ...
     def __getitem__(self, index: int | slice) -> Outputs | list[Outputs]:
         tasks = range(self._tasks)[index]
-        return self.ask(tasks) if isinstance(tasks, range) else self.ask([tasks])[0]
+        return self.compute(tasks) if isinstance(tasks, range) else self.compute([tasks])[0]
 
     def __iter__(self) -> Iterator[Outputs]:
-        return iter(self.ask(range(self._tasks)))
+        return iter(self.compute())
 
-    def ask(self, tasks: Sequence[int]) -> list[Outputs]:
-        """Return the outputs of several subnetworks."""
+    def compute(self, tasks: Sequence[int] | None = None) -> list[Outputs]:
+        """Run the subnetworks of `tasks` (default: all) that have not run yet, and return their outputs."""
+        tasks = range(self._tasks) if tasks is None else tasks
         missing = [task for task in tasks if task not in self._known]
         if missing:
-            self._known.update(zip(missing, self._compute(missing), strict=True))
+            self._known.update(zip(missing, self._forward(missing), strict=True))
         return [self._known[task] for task in tasks]
 
-    def until(self, tasks: int) -> "Evidence":
-        """Return the evidence as it was when only the first `tasks` tasks were learned."""
-        return Evidence(self.ask, tasks)
+    def first(self, tasks: int) -> "Evidence":
+        """Return the evidence of the first `tasks` subnetworks, as it was when only they were learned."""
+        return Evidence(self.compute, tasks)
 
 
 def pair_outputs(parts: Sequence[Tensor]) -> list[Outputs]:
-    """Return features, logits, features, ... of one subnetwork after the other as outputs."""
+    """Return [features, logits, features, logits, ...] of several subnetworks as a list of outputs."""
     return [Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def concatenate(parts: Sequence[Outputs]) -> Outputs:
-    """Return outputs for images, one after the other, as outputs for all of them."""
+    """Concatenate the outputs of one subnetwork for consecutive batches."""
     return parts[0] if len(parts) == 1 else Outputs(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def finite(found: Mapping[int, Outputs]) -> dict[int, Outputs]:
-    """Return the outputs whose features are all numbers, by task; asked in one go, since a GPU's answer takes time."""
-    if not found:
+def finite_outputs(outputs: Mapping[int, Outputs]) -> dict[int, Outputs]:
+    """Return the outputs, by task, whose features are all finite. One transfer from the GPU serves all of them."""
+    if not outputs:
         return {}
-    sums = torch.stack([outputs.features.sum() for outputs in found.values()]).isfinite().tolist()
-    return {task: outputs for (task, outputs), is_finite in zip(found.items(), sums, strict=True) if is_finite}
+    sums = torch.stack([each.features.sum() for each in outputs.values()]).isfinite().tolist()
+    return {task: each for (task, each), is_finite in zip(outputs.items(), sums, strict=True) if is_finite}
 
 
-def are_close(found: Tensor, expected: Tensor, share: float = CLOSE) -> bool:
-    """Say whether features are off by no more than a share of the largest."""
-    return bool((found - expected).abs().max() <= share * expected.abs().max())
+def are_close(features: Tensor, expected: Tensor, tolerance: float = CLOSE) -> bool:
+    """Return True if no feature differs by more than `tolerance` times the largest expected one."""
+    return bool((features - expected).abs().max() <= tolerance * expected.abs().max())

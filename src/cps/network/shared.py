@@ -1,11 +1,12 @@
-"""The shared network and its subnetworks."""
+"""The shared network: one backbone, the weights that all tasks share, and the sealed subnetworks in them."""
 
 import copy
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,14 @@ from torch.func import functional_call
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import RotationScheme, Upright
-from cps.network.backbone_checks import has_place_for
-from cps.network.capacity import check_capacity, is_crowded
-from cps.network.classifier import fresh_head
+from cps.network.backbone_checks import accepts_noise
+from cps.network.capacity import check_capacity, is_short_of_weights
+from cps.network.classifier import make_head
 from cps.network.compact.cache import CompactCache
-from cps.network.compact.extraction import Standalone, whole
+from cps.network.compact.extraction import Standalone, copy_with_tensors
 from cps.network.draft import Draft
-from cps.network.masks import full_masks, share_on, union, weights_on
-from cps.network.outputs import Evidence, Outputs, concatenate, finite
+from cps.network.masks import Masks, count_weights, density, full_masks, union, union_of
+from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs
 from cps.network.partition import (
     Parts,
     copy_like,
@@ -31,22 +32,36 @@ from cps.network.partition import (
     own_memory,
     partition,
     put_channels_last,
+    set_tensors,
 )
-from cps.network.subnetwork import Fingerprint, Subnetwork
+from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
 from cps.runtime.devices import cuda_device, deterministic_cudnn, full_precision, without_autocast
 from cps.runtime.locks import CopyableLock
 from cps.storage.container import digest
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 256  # images in one pass, each look at one counted
+MAX_BATCH = 256  # images per pass of the whole backbone, counting every view
+
+
+class NetworkState(NamedTuple):
+    """Everything of a network that learning or forgetting a task may change."""
+
+    weights: dict[str, Tensor]
+    taken: Masks
+    subnetworks: list[Subnetwork]
+    input_shape: tuple[int, ...] | None
+    input_range: tuple[float, float] | None
+    initial: dict[str, Tensor]
+    parts: Parts
 
 
 class SharedNetwork:
     """One backbone whose weights all tasks share, and the sealed subnetworks in it.
 
-    The backbone is copied. `weights` are the shared values, `taken` the connections that belong to sealed
-    subnetworks: those never change again. A frozen weight of the user's counts as taken from the start.
+    The backbone is copied. `weights` holds the shared values, and `taken` marks the connections of sealed subnetworks,
+    which never change again. Weights that the user froze are taken from the start. `initial` holds the private
+    parameters that every new task starts from. Only the methods of this class change these attributes.
     """
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
@@ -63,12 +78,13 @@ class SharedNetwork:
             if not tensors[name].requires_grad:
                 self.taken[name].fill_(True)
         self.subnetworks: list[Subnetwork] = []
-        self.input_shape: tuple[int, ...] | None = None  # of the images learned first, and their values, roughly
-        self.input_range: tuple[float, float] | None = None
-        self.other_shapes: set[tuple[int, ...]] = set()  # that it was seen to process, too
-        self.is_changing, self.warned = False, set[str]()
-        self._takes_noise: bool | None = None  # not known yet
-        self._turns = CopyableLock()
+        self.input_shape: tuple[int, ...] | None = None  # of the first images that were learned
+        self.input_range: tuple[float, float] | None = None  # their approximate values
+        self.accepted_shapes: set[tuple[int, ...]] = set()  # other shapes that the backbone was seen to process
+        self._is_changing = False
+        self._warned: set[str] = set()
+        self._accepts_noise: bool | None = None  # not known yet
+        self._lock = CopyableLock()
         self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images)
 
     @property
@@ -91,172 +107,261 @@ class SharedNetwork:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Hold the backbone, which every prediction and all training put their tensors into: other threads wait.
+        """Lock the network: predictions and training put their tensors into the one backbone, so threads take turns.
 
-        Neither an autocast of the caller's nor cuDNN's search for kernels reaches what is computed meanwhile.
+        The caller's autocast and cuDNN's benchmark mode are off inside.
         """
-        with self._turns, without_autocast(self.device), cuda_device(self.device), deterministic_cudnn():
+        with self._lock, without_autocast(self.device), cuda_device(self.device), deterministic_cudnn():
             yield
 
-    def warn_once(self, what: str) -> None:
-        """Warn of something that is so for as long as the network is."""
-        if what not in self.warned:
-            log.warning(what)
-        self.warned.add(what)
+    def warn_once(self, message: str) -> None:
+        """Log a warning once per network."""
+        if message not in self._warned:
+            log.warning(message)
+        self._warned.add(message)
+
+    def mute(self, message: str) -> None:
+        """Do not log this warning."""
+        self._warned.add(message)
+
+    def clear_compact(self) -> None:
+        """Discard the compact subnetworks; they are made again when next needed."""
+        self._compact.clear()
+
+    def release_images(self) -> None:
+        """Release all memory that may hold pixels of past images."""
+        self._compact.release_images()
+
+    # What changes a network
+
+    @contextmanager
+    def transaction(self) -> Iterator[NetworkState]:
+        """Yield the present state, and restore it if the block raises. Other threads see the old state or the new."""
+        with self.in_use():
+            if self._is_changing:
+                raise RuntimeError("a task is being learned or forgotten; until then the learner can only predict")
+            before = NetworkState(*(getattr(self, name) for name in NetworkState._fields))
+            self.weights, self.subnetworks = {**before.weights}, [*before.subnetworks]
+            self._is_changing = True
+            try:
+                yield before
+            except BaseException:
+                self.set_state(before)
+                raise
+            finally:
+                self._is_changing = False
+
+    def set_state(self, state: NetworkState) -> None:
+        """Replace weights, masks and subnetworks, for instance by those of a model file."""
+        for name, value in state._asdict().items():
+            setattr(self, name, value)
+        self.clear_compact()
 
     def make_private(self, names: Collection[str]) -> None:
-        """Let every task have its own copy of some weights, before any is learned."""
+        """Give every task its own copy of some shared weights; only possible before the first task."""
         self.parts = self.parts.with_private(names)
         self.initial = {**self.initial, **{name: self.weights[name] for name in names}}
         self.weights = {name: value for name, value in self.weights.items() if name not in names}
         self.taken = {name: value for name, value in self.taken.items() if name not in names}
 
-    def clear_compact(self) -> None:
-        """Make small networks anew when they are next asked for."""
-        self._compact.forget()
+    def set_input(self, shape: tuple[int, ...], value_range: tuple[float, float]) -> None:
+        """Record the shape and value range of the first images; later calls change nothing."""
+        self.input_shape = self.input_shape or shape
+        if not self.subnetworks:
+            self.input_range = self.input_range or value_range
 
-    def pixels(self, images: Tensor) -> Tensor:
-        """Return what the backbone sees of raw images: on its device, scaled and normalised."""
-        return self.prepare(images.to(self.device))
+    def accept_shape(self, shape: tuple[int, ...]) -> None:
+        """Record that the backbone can process images of another shape."""
+        self.accepted_shapes.add(shape)
 
-    def grow(
+    def new_draft(
         self,
         classes: Sequence[ClassName],
         features: int,
         generator: torch.Generator,
         rotations: RotationScheme | None = None,
-        crowded: float = 0.0,
+        min_free: float = 0.0,
     ) -> Draft:
-        """Start the subnetwork of a new task, with every connection on and a fresh head.
+        """Start the subnetwork of a new task, with every connection on and a new head.
 
-        Where layers have less than a share of `crowded` free, it is to learn which sealed connections it uses.
+        If layers have less than a share `min_free` of free weights, the draft learns which sealed connections to use.
         """
-        moving = {name for name, value in self.backbone.named_parameters() if value.requires_grad}
-        free = {name: share for name, share in self.free().items() if name in moving}
-        is_choosing = bool(self.subnetworks) and is_crowded(free, self.weights, crowded)
-        if self.subnetworks and moving:
-            learns = not moving.isdisjoint(self.parts.private)
-            check_capacity(free, self.weights, len(self.subnetworks), learns=learns, chooses=is_choosing)
+        trainable = {name for name, value in self.backbone.named_parameters() if value.requires_grad}
+        free = {name: share for name, share in self.free().items() if name in trainable}
+        learns_masks = bool(self.subnetworks) and is_short_of_weights(free, self.weights, min_free)
+        if self.subnetworks and trainable:
+            has_private = not trainable.isdisjoint(self.parts.private)
+            check_capacity(
+                free, self.weights, len(self.subnetworks), has_private=has_private, learns_masks=learns_masks
+            )
         rotations = rotations or Upright()
         return Draft(
             self.backbone,
-            fresh_head(features, len(classes) * rotations.num_rotations, generator).to(self.device),
+            make_head(features, len(classes) * rotations.num_rotations, generator).to(self.device),
             self.parts,
             classes=classes,
             flips=rotations.flips,
             weights=self.weights,
             taken=self.taken,
             private=self.initial,
-            is_choosing=is_choosing,
+            learns_masks=learns_masks,
         )
 
-    @torch.no_grad()
-    def seal(self, draft: Draft) -> Subnetwork:
-        """Finish a draft: its weights are taken, and nothing of it ever changes again."""
+    def seal(self, draft: Draft, collect: Callable[[Subnetwork], dict[str, Statistics]] | None = None) -> Subnetwork:
+        """Make a draft a sealed subnetwork: its weights are taken and never change again.
+
+        `collect` returns the statistics to keep about it. It is called when the new subnetwork can already run, as the
+        last one of the network.
+        """
         draft.check_finite()
-        live = draft.weights()
-        warm = live if draft.warm is None else draft.warm
-        for name, weight in self.weights.items():
-            own = draft.masks[name] & ~self.taken[name]
-            free = torch.where(self.taken[name], weight, warm[name])
-            self.weights[name] = copy_like(weight, torch.where(own, live[name], free))
-        self.taken = union(self.taken, draft.masks)
+        with torch.no_grad():
+            self._take_weights(draft)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: copy_like(self.initial[name], value) for name, value in draft.private().items()}
-        finished = Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips)
-        self.subnetworks.append(dataclasses.replace(finished, digest=finished.digest_in(self.weights)))
+        sealed = Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips)
+        sealed = dataclasses.replace(sealed, digest=sealed.digest_in(self.weights))
+        self.subnetworks.append(sealed)
+        if collect is not None:
+            self.subnetworks[-1] = dataclasses.replace(sealed, statistics=collect(sealed))
+            self.release_images()
         return self.subnetworks[-1]
 
-    def check_sealed(self) -> None:
-        """Refuse to go on if anything of a sealed subnetwork is not as it was sealed, by its digest."""
-        for subnetwork in self.subnetworks:
-            subnetwork.check_sealed(self.weights)
+    def _take_weights(self, draft: Draft) -> None:
+        """Write the draft's own weights into the shared ones; free weights get the values of dense training."""
+        live = draft.weights()
+        dense = live if draft.dense_weights is None else draft.dense_weights
+        for name, weight in self.weights.items():
+            own = draft.masks[name] & ~self.taken[name]
+            free = torch.where(self.taken[name], weight, dense[name])
+            self.weights[name] = copy_like(weight, torch.where(own, live[name], free))
+        self.taken = union(self.taken, draft.masks)
+
+    def annotate(self, task: int, notes: Mapping[str, Any]) -> Subnetwork:
+        """Add notes to a subnetwork: plain JSON data that the model file keeps; return the subnetwork with them."""
+        self.check_task(task)
+        subnetwork = self.subnetworks[task]
+        self.subnetworks[task] = dataclasses.replace(subnetwork, notes={**subnetwork.notes, **notes})
+        return self.subnetworks[task]
+
+    @torch.no_grad()
+    def remove(self, task: int, fresh: Mapping[str, Tensor], statistics: Sequence[dict[str, Statistics]]) -> None:
+        """Remove a subnetwork; every weight that is then free gets its value from `fresh`.
+
+        `statistics` replaces that of the remaining subnetworks, in order.
+        """
+        frozen = self._frozen_weights()
+        others = [subnetwork for index, subnetwork in enumerate(self.subnetworks) if index != task]
+        self.subnetworks = [
+            dataclasses.replace(other, statistics=kept) for other, kept in zip(others, statistics, strict=True)
+        ]
+        taken = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights)
+        self.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
+        for name, weight in self.weights.items():
+            free = torch.where(self.taken[name], weight, fresh[name].to(weight))
+            self.weights[name] = copy_like(weight, free)
+        set_tensors(self.backbone, {**self.weights, **self.initial})  # it still held the last draft
+        self.clear_compact()
+
+    def _frozen_weights(self) -> set[str]:
+        """Return the names of weights that the user froze: they are taken whole, whichever subnetworks use them."""
+        used = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights)
+        live = named_tensors(self.backbone)
+        return {name for name in self.weights if not live[name].requires_grad or (self.taken[name] & ~used[name]).any()}
+
+    # What runs a network
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return the backbone's input for raw images: on its device, scaled and normalised."""
+        return self.prepare(images.to(self.device))
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
-        """Return the tensors that turn the backbone into that task's: masked weights and private parts."""
+        """Return the tensors that turn the backbone into a task's subnetwork: masked weights and private parts."""
         return self.subnetworks[task].tensors(self.weights)
+
+    def evidence(self, batches: Iterable[Tensor]) -> Evidence:
+        """Return the outputs of every subnetwork for batches of images, computed on demand."""
+        known = [*self.subnetworks]
+
+        def forward(tasks: Sequence[int]) -> list[Outputs]:
+            with self.in_use():
+                if [each.digest for each in known] != [each.digest for each in self.subnetworks[: len(known)]]:
+                    raise RuntimeError("a task was forgotten since this evidence was made; make it again")
+                return self.outputs(batches, tasks)
+
+        return Evidence(forward, len(known))
 
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
-        """Return what some subnetworks say about batches of images: those with small networks all at once."""
+        """Run the subnetworks of `tasks` on batches of images: the compact ones together, the others one by one."""
         with self.in_use():
-            small = {task: self.subnetworks[task] for task in tasks if self._compact.is_worthwhile(task)}
-            found = finite(self._compact.outputs(map(self.pixels, batches), small))
-            # The others have no small network, or features too large for half precision, in which it may compute.
-            return [found[task] if task in found else self.whole_outputs(batches, task) for task in tasks]
+            compact = {task: self.subnetworks[task] for task in tasks if self._compact.is_worthwhile(task)}
+            outputs = finite_outputs(self._compact.outputs(map(self.pixels, batches), compact))
+            # The others have no compact form, or features too large for the half precision it may compute in.
+            return [outputs[task] if task in outputs else self.full_outputs(batches, task) for task in tasks]
 
     @torch.no_grad()
-    def whole_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
-        """Return the same from the backbone with the task's masked weights in it: slow and plain."""
+    def full_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
+        """Run a subnetwork as the whole backbone with the task's masked weights: the slow reference."""
         with self.in_use():
             subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
             self.backbone.eval()
-            size = max(1, AT_ONCE // len(subnetwork.views))
-            stretches = (stretch for pixels in map(self.pixels, batches) for stretch in pixels.split(size))
+            size = max(1, MAX_BATCH // len(subnetwork.views))
+            chunks = (chunk for pixels in map(self.pixels, batches) for chunk in pixels.split(size))
             network = partial(functional_call, self.backbone, tensors)
-            return concatenate([subnetwork.say(subnetwork.look(stretch, network)) for stretch in stretches])
-
-    def check_task(self, task: int) -> None:
-        """Refuse the index of a task that was not learned."""
-        known = len(self.subnetworks)
-        if not hasattr(task, "__index__") or isinstance(task, bool):
-            raise TypeError(f"a task is a number, counted from 0, got {task!r}")
-        if not 0 <= task < known:
-            raise ValueError(f"there is no task {task}: {known} were learned, counted from 0")
+            return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
 
     def extract(self, task: int) -> Standalone:
-        """Return a subnetwork as a plain module of its own, without the channels that it does not use."""
+        """Return a subnetwork as a plain module of its own, without the channels it does not use."""
         with self.in_use():
             self.check_task(task)
-            small = self._compact.extracted(task)
-            backbone = whole(self.backbone, self.tensors_of(task)) if small is None else small
+            compact = self._compact.extract(task)
+            backbone = copy_with_tensors(self.backbone, self.tensors_of(task)) if compact is None else compact
             return Standalone(backbone, self.subnetworks[task], self.prepare)
 
+    def fingerprint(self, task: int) -> Fingerprint:
+        """Return the digests of a sealed subnetwork; nothing that is learned later changes them."""
+        with self.in_use(), full_precision():
+            self.check_task(task)
+            outputs = self.full_outputs([self._noise(4)], task)
+            return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))
+
     def _noise(self, images: int) -> Tensor:
-        """Return images of noise, or of zeros where the backbone cannot look at noise."""
+        """Return images of noise, or zeros if the backbone does not accept noise."""
         noise = torch.randn(images, *(self.input_shape or ()), generator=torch.Generator().manual_seed(0))
-        if self._takes_noise is None:
-            self._takes_noise = has_place_for(self.backbone, self.prepare(noise[:1]))
-        return noise if self._takes_noise else torch.zeros_like(noise)
+        if self._accepts_noise is None:
+            self._accepts_noise = accepts_noise(self.backbone, self.prepare(noise[:1]))
+        return noise if self._accepts_noise else torch.zeros_like(noise)
 
     def _two_images(self) -> Tensor:
         return self.pixels(self._noise(2))
 
-    def release_images(self) -> None:
-        """Keep no pixel of what was looked at."""
-        self._compact.release_images()
+    # What describes a network
 
-    def evidence(self, batches: Iterable[Tensor]) -> Evidence:
-        """Return the outputs of every subnetwork for batches of images; those asked together read them once."""
-        known = [*self.subnetworks]
+    def check_task(self, task: int) -> None:
+        """Raise an error unless `task` is the index of a learned task."""
+        known = len(self.subnetworks)
+        if not hasattr(task, "__index__") or isinstance(task, bool):
+            raise TypeError(f"task must be an integer index from 0, got {task!r}")
+        if not 0 <= task < known:
+            raise ValueError(f"task must be an index below {known}, the number of learned tasks, got {task}")
 
-        def compute(tasks: Sequence[int]) -> list[Outputs]:
-            with self.in_use():
-                if known != self.subnetworks[: len(known)]:
-                    raise RuntimeError("tasks were forgotten since this evidence was asked for; ask for it again")
-                return self.outputs(batches, tasks)
+    def check_sealed(self) -> None:
+        """Raise `RuntimeError` if any sealed subnetwork has changed since it was sealed, by its digest."""
+        for subnetwork in self.subnetworks:
+            subnetwork.check_sealed(self.weights)
 
-        return Evidence(compute, len(known))
-
-    def statistics(self, selector: str) -> list[dict[str, Tensor]]:
-        """Return what the selector of that name keeps about each task."""
+    def statistics(self, selector: str) -> list[Statistics]:
+        """Return the statistics that a selector keeps about each task."""
         return [subnetwork.statistics.get(selector, {}) for subnetwork in self.subnetworks]
 
     def density(self, task: int) -> float:
         """Return the share of all shared weights that a task's subnetwork uses."""
-        return share_on(self.subnetworks[task].masks, self.weights)
+        return density(self.subnetworks[task].masks, self.weights)
 
     def free_share(self) -> float:
         """Return the share of all shared weights that no subnetwork has taken."""
-        return 1 - share_on(self.taken, self.weights)
+        return 1 - density(self.taken, self.weights)
 
     def free(self) -> dict[str, float]:
         """Return, for each shared weight, the share that no subnetwork has taken."""
-        return {name: 1 - weights_on(self.taken[name], w) / w.numel() for name, w in self.weights.items()}
-
-    def fingerprint(self, task: int) -> Fingerprint:
-        """Return the digests of a sealed subnetwork; they never change, whatever is learned later."""
-        with self.in_use(), full_precision():
-            self.check_task(task)
-            outputs = self.whole_outputs([self._noise(4)], task)
-            return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))
+        return {name: 1 - count_weights(self.taken[name], w) / w.numel() for name, w in self.weights.items()}

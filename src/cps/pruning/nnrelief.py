@@ -1,53 +1,18 @@
-"""Pruners: functions from a trained backbone and its masks to smaller masks.
-
-`NNrelief` is the paper's; `Magnitude` is the plain alternative, and shows what a pruner has to be.
-"""
+"""NNrelief, the pruner of the paper: keep the connections that carry most of the signal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.network.masks import Masks, per_output, topk_mask
+from cps.network.masks import Masks, per_output
 from cps.network.partition import layer_of
 from cps.pruning.activations import Activity, activity_of
 from cps.pruning.dead_channels import unread_channels
 from cps.runtime.devices import as_float64
 from cps.storage.settings_codec import NumericSettings, setting
-
-
-class Pruner(Protocol):
-    """Anything that returns smaller masks. It changes neither the backbone nor the masks it is given."""
-
-    def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
-        """Return masks that are subsets of `masks`.
-
-        The backbone's weights are live and zero where the masks are off; `batches` are pixels of the
-        task's training images, on the backbone's device.
-        """
-        ...
-
-
-@setting
-@dataclass(frozen=True)
-class Magnitude(NumericSettings):
-    """Keep the connections with the largest absolute weight: the share `keep` of those still on, per layer."""
-
-    keep: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"keep is a share above 0 and up to 1, got {self.keep}")
-
-    def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
-        """Return masks with the share `keep` of the connections, at least one per layer."""
-        weights = dict(backbone.named_parameters())
-        numbers = {name: max(1, round(self.keep * int(mask.sum()))) for name, mask in masks.items()}
-        return {name: topk_mask(weights[name], mask, numbers[name]) for name, mask in masks.items()}
 
 
 @setting
@@ -64,8 +29,7 @@ class NNrelief(NumericSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.alpha <= 1:
-            raise ValueError(f"alpha is a share above 0 and up to 1, got {self.alpha}")
+        self._require("alpha", 0 < self.alpha <= 1, must="in (0, 1]")
 
     @torch.no_grad()
     def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:

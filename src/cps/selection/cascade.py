@@ -1,9 +1,9 @@
-"""The cascade: a selector for single images, which asks task after task "yours, or a later one's?".
+"""The cascade: a selector for single images that asks task after task "is it yours, or a later task's?".
 
-Sealed subnetworks never change, so when a task is learned its images can pass through every earlier subnetwork as
-well: they are true examples of what is not theirs. What is kept of them are sums over images: the mean of each class
-and one covariance, of the features in all subnetworks so far. From these each stage tells the classes of its task from
-those of all later tasks, every class being taken for a normal distribution.
+Sealed subnetworks never change. So when a task is learned, its images also pass through every earlier subnetwork, where
+they are real examples of images that do not belong there. The cascade keeps only sums over them: the mean of each class
+and one covariance of the features in all subnetworks so far. From these, each stage separates the classes of its task
+from those of all later tasks, modelling every class as a normal distribution.
 """
 
 import weakref
@@ -18,24 +18,26 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cps.network.outputs import Evidence, Outputs, pair_outputs
 from cps.network.subnetwork import Subnetwork
-from cps.runtime.cuda_graphs import Captured
+from cps.runtime.cuda_graphs import CapturedFunction
+from cps.runtime.devices import as_float64
 from cps.selection.base import Statistics
-from cps.selection.components import components_of, evened
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting
 
-HALVED_AT = 4  # tasks before one that has half the numbers of the first
-FEWEST = 4  # numbers of a task
-FEW = 256  # images up to which a GPU takes longer to start the work on them than to do it
+HALF_SIZE_AT = 4  # a task with this many tasks before it gets half as many components as the first
+MIN_SIZE = 4  # components of any task
+MAX_GRAPH_IMAGES = 256  # up to this many images, launching the kernels takes a GPU longer than running them
+MAX_EXACT_FEATURES = 1024  # above this many features, principal components are found by subspace iteration ...
+ITERATIONS = 8  # ... in this many passes over the images
 
-_READY: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the last task's means and the settings
-_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by the first task's, likewise
+_PRECOMPUTED: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by last task's means, then settings
+_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by first task's means, then settings
 
 
 @setting
 @dataclass(frozen=True)
 class Cascade(NumericSettings):
-    """The task that accepts an image after all earlier ones have rejected it, and whose head answers most strongly.
+    """The task that accepts an image after all earlier ones rejected it, weighed by its maximum logit.
 
     `size` is the number of principal components of the first subnetwork's features; later subnetworks get fewer, so
     that the statistics of fifty tasks stay small. `shrinkage` regularises the covariances. `covariance_pooling`
@@ -65,92 +67,95 @@ class Cascade(NumericSettings):
 
     @property
     def name(self) -> str:
-        """What the selector is called."""
+        """The selector's name."""
         return "Cascade"
 
     def observe(
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
-        """Keep the components of the new features, and means and covariance of the classes in all subnetworks."""
-        every = list(evidence)  # together, so that images are read once
-        components = components_of(evened(every[-1].features), self._size(len(earlier)))
-        seen = _seen(every, [*(kept["components"] for kept in earlier), components])  # (images, numbers)
-        images_of = F.one_hot(labels, len(subnetwork.classes)).to(seen.dtype)  # (images, classes)
-        means = images_of.T @ seen / images_of.sum(dim=0).clamp(min=1)[:, None]
-        apart = seen - means[labels]
-        largest = every[-1].logits.amax(dim=1)
-        deviation = largest.std(correction=0).clamp(min=1e-3).maximum(largest.mean().abs() / 10)  # of few images, too
+        """Keep principal components of the new features, and class means and a covariance over all subnetworks."""
+        outputs = evidence.compute()
+        components = principal_components(root_normalize(outputs[-1].features), self._size(len(earlier)))
+        reduced = _project(outputs, [*(kept["components"] for kept in earlier), components])  # (images, dims)
+        one_hot = F.one_hot(labels, len(subnetwork.classes)).to(reduced.dtype)  # (images, classes)
+        means = one_hot.T @ reduced / one_hot.sum(dim=0).clamp(min=1)[:, None]
+        centred = reduced - means[labels]
+        largest = outputs[-1].logits.amax(dim=1)
+        # The floor keeps the deviation of a few images from being too small.
+        deviation = largest.std(correction=0).clamp(min=1e-3).maximum(largest.mean().abs() / 10)
         return {
             "components": components,
             "means": means,
-            "covariance": _packed(apart.T @ apart / len(seen)),
+            "covariance": _pack(centred.T @ centred / len(reduced)),
             "level": torch.stack([largest.mean(), deviation]),
         }
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
-        """Return the logarithm of each task's probability, up to a constant, averaged over each group."""
-        every, ready = list(evidence), self._kept_ready(statistics)
-        is_launched = groups.is_cuda and len(groups) <= FEW
-        scores = self._launched(every, ready, statistics) if is_launched else self.alone(every, ready)
+        """Return the log probability of each task, up to a constant, averaged over each group."""
+        outputs, precomputed = evidence.compute(), self._precompute_once(statistics)
+        if groups.is_cuda and len(groups) <= MAX_GRAPH_IMAGES:
+            scores = self._score_by_graph(outputs, precomputed, statistics)
+        else:
+            scores = self.score_images(outputs, precomputed)
         return mean_by_group(scores, groups)
 
     def _size(self, task: int) -> int:
-        """Return the numbers to look at of a task's features: fewer of later ones, which fewer stages see."""
-        return max(min(self.size, FEWEST), HALVED_AT * self.size // (task + HALVED_AT))
+        """Return the number of components of a task; later tasks, which fewer stages use, get fewer."""
+        return max(min(self.size, MIN_SIZE), HALF_SIZE_AT * self.size // (task + HALF_SIZE_AT))
 
-    def _kept_ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return what `ready` does, computed once for as long as the same numbers are at hand."""
+    def _precompute_once(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return `precompute(statistics)`, cached for as long as the same statistics exist."""
         means = [kept["means"] for kept in statistics]
-        known = _READY.setdefault(means[-1], {})
+        known = _PRECOMPUTED.setdefault(means[-1], {})
         found = known.get(self)
         if (
             found is None
             or len(found[0]) != len(means)
             or any(a() is not b for a, b in zip(found[0], means, strict=True))
         ):
-            found = known[self] = [weakref.ref(value) for value in means], self.ready(statistics)
+            found = known[self] = [weakref.ref(value) for value in means], self.precompute(statistics)
         return found[1]
 
-    def _launched(
-        self, evidence: Sequence[Outputs], ready: list[Statistics], statistics: Sequence[Statistics]
+    def _score_by_graph(
+        self, evidence: Sequence[Outputs], precomputed: list[Statistics], statistics: Sequence[Statistics]
     ) -> Tensor:
-        """Return what `alone` does, of few images on a GPU, by a graph, which is kept for the latest task only."""
+        """Return `score_images` of a few images on a GPU by a CUDA graph, cached for the latest task only."""
 
-        def alone(*parts: Tensor) -> list[Tensor]:
-            return [self.alone(pair_outputs(parts), ready)]
+        def score(*parts: Tensor) -> list[Tensor]:
+            return [self.score_images(pair_outputs(parts), precomputed)]
 
         known = _GRAPHS.setdefault(statistics[0]["means"], {})
-        if self not in known or known[self][0] is not ready:
-            known[self] = ready, Captured(alone)
+        if self not in known or known[self][0] is not precomputed:
+            known[self] = precomputed, CapturedFunction(score)
         (scores,) = known[self][1](*(part for outputs in evidence for part in outputs))
         return scores
 
-    def ready(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return, for each stage, the discriminant that tells its task's classes from all later ones."""
-        means = [self._as_of_new_images(kept) for kept in statistics]
-        covariances = [_unpacked(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
+    def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the discriminant of each stage, which separates its task's classes from all later ones."""
+        means = [self._contract_means(kept) for kept in statistics]
+        covariances = [_unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
         stages = []
         for stage, kept in enumerate(statistics):
-            ready = {"components": kept["components"], "level": kept["level"]}
-            numbers = means[stage].shape[1]  # those of the subnetworks up to this stage
-            spreads = torch.stack([values[:numbers, :numbers] for values in covariances[stage:]])
-            centres = [values[:, :numbers] for values in means[stage:]]  # (classes, numbers) of each task
+            precomputed = {"components": kept["components"], "level": kept["level"]}
+            dims = means[stage].shape[1]  # those of the subnetworks up to this stage
+            spreads = torch.stack([values[:dims, :dims] for values in covariances[stage:]])
+            centres = [values[:, :dims] for values in means[stage:]]  # (classes, dims) of each task
             if len(centres) > 1:
-                ready |= self._discriminant(centres[0], torch.cat(centres[1:]), spreads)
-            stages.append(ready)
+                precomputed |= self._discriminant(centres[0], torch.cat(centres[1:]), spreads)
+            stages.append(precomputed)
         return stages
 
-    def _as_of_new_images(self, kept: Statistics) -> Tensor:
-        """Return the means of a task's classes, closer together in the features of its own subnetwork."""
+    def _contract_means(self, kept: Statistics) -> Tensor:
+        """Return a task's class means, moved towards their centre in the features of its own subnetwork."""
         means, before = kept["means"], kept["means"].shape[1] - kept["components"].shape[1]
         centre = means[:, before:].mean(dim=0)
         return torch.cat([means[:, :before], centre + self.mean_contraction * (means[:, before:] - centre)], dim=1)
 
     def _discriminant(self, own: Tensor, later: Tensor, spreads: Tensor) -> Statistics:
-        """Return what gives the likelihood of each class, and how its curvature differs where spreads do."""
+        """Return linear weights and offsets of each class, and a quadratic term if covariances are not pooled."""
         common = spreads.mean(dim=0)
         middle = torch.cat([own, later]).mean(dim=0)
-        own, later = own - middle, later - middle  # small numbers, since in 32 bits large ones would hide them
+        own, later = own - middle, later - middle  # centred, since float32 would lose small differences of large values
         ridge = (
             self.shrinkage
             * common.diagonal().mean().clamp(min=1e-6)
@@ -169,72 +174,103 @@ class Cascade(NumericSettings):
         found = {"weights": weights, "offsets": offsets, "curvature": curvature}
         return {"middle": middle, **{name: value / self.temperature for name, value in found.items()}}
 
-    def alone(self, evidence: Sequence[Outputs], ready: Sequence[Statistics]) -> Tensor:
-        """Return the scores of images that are each a group of one, in operations that an exported graph can hold."""
-        seen = _seen(evidence, [stage["components"] for stage in ready])  # (images, numbers)
-        rejected = torch.zeros_like(seen[:, 0])  # the logarithm of the probability of having come so far
+    def score_images(self, evidence: Sequence[Outputs], precomputed: Sequence[Statistics]) -> Tensor:
+        """Return the log probability of each task for each image, up to a constant, shape (N, tasks)."""
+        reduced = _project(evidence, [stage["components"] for stage in precomputed])  # (images, dims)
+        rejected = torch.zeros_like(reduced[:, 0])  # log probability that all earlier stages rejected the image
         scores = []
-        for outputs, stage in zip(evidence, ready, strict=True):
+        for outputs, stage in zip(evidence, precomputed, strict=True):
             own = self.logit_weight * (outputs.logits.amax(dim=1) - stage["level"][0]) / stage["level"][1]
-            share = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be named
-            if "weights" not in stage:  # no later task is left
-                scores.append(rejected + own + share)
+            confidence = outputs.logits.log_softmax(dim=1).amax(dim=1)  # of the class that would be predicted
+            if "weights" not in stage:  # the last task
+                scores.append(rejected + own + confidence)
                 continue
-            odds = _odds(seen, stage, outputs.logits.shape[1])
-            scores.append(rejected + _log_sigmoid(odds) + own + share)
+            odds = _log_odds(reduced, stage, outputs.logits.shape[1])
+            scores.append(rejected + _log_sigmoid(odds) + own + confidence)
             rejected = rejected + _log_sigmoid(-odds)
         return torch.stack(scores, dim=1)
 
-    def without(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
-        """Return what is kept about the other tasks without any number about a task that is to be forgotten."""
+    def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
+        """Return the statistics of the other tasks without the dimensions that belong to `task`."""
         sizes = [kept["components"].shape[1] for kept in statistics]
         before, size = sum(sizes[:task]), sizes[task]
         left = []
         for index, kept in enumerate(statistics):
-            numbers = torch.arange(kept["means"].shape[1], device=kept["means"].device)
-            stay = (numbers < before) | (numbers >= before + size)
-            covariance = _unpacked(kept["covariance"], len(numbers))[stay][:, stay]
+            dims = torch.arange(kept["means"].shape[1], device=kept["means"].device)
+            stay = (dims < before) | (dims >= before + size)
+            covariance = _unpack(kept["covariance"], len(dims))[stay][:, stay]
             if index != task:
-                left.append({**kept, "means": kept["means"][:, stay], "covariance": _packed(covariance)})
+                left.append({**kept, "means": kept["means"][:, stay], "covariance": _pack(covariance)})
         return left
 
 
-def _seen(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
-    """Return the components of the features of each subnetwork, side by side."""
+def root_normalize(features: Tensor) -> Tensor:
+    """Return signed square roots of features, scaled to unit length: closer to a normal distribution."""
+    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
+
+
+def principal_components(features: Tensor, size: int) -> Tensor:
+    """Return at most `size` directions of largest variance, shape (features, size)."""
+    centred = features - features.mean(dim=0)
+    if centred.shape[1] <= MAX_EXACT_FEATURES:
+        return _largest_eigenvectors(centred, size)
+    basis = _dominant_subspace(centred, min(2 * size, centred.shape[1]))
+    return basis @ _largest_eigenvectors(centred @ basis, size)
+
+
+def _largest_eigenvectors(centred: Tensor, size: int) -> Tensor:
+    _, eigenvectors = torch.linalg.eigh(as_float64(centred.T @ centred))
+    return eigenvectors.flip(1)[:, :size].to(centred).contiguous()
+
+
+def _dominant_subspace(centred: Tensor, size: int) -> Tensor:
+    """Return an orthonormal basis that nearly contains the first components, without forming the covariance."""
+    draws = torch.Generator().manual_seed(0)
+    basis = torch.randn(centred.shape[1], size, dtype=torch.float32, generator=draws).to(centred)
+    for _ in range(ITERATIONS):
+        wider, _ = torch.linalg.qr(as_float64(centred.T @ (centred @ basis)))
+        basis = wider.to(centred)
+    return basis
+
+
+def _project(evidence: Sequence[Outputs], components: Sequence[Tensor]) -> Tensor:
+    """Return the components of every subnetwork's features side by side, shape (images, dims)."""
     parts = zip(evidence, components, strict=True)
-    return torch.cat([evened(outputs.features) @ directions for outputs, directions in parts], dim=1)
+    return torch.cat([root_normalize(outputs.features) @ directions for outputs, directions in parts], dim=1)
 
 
-def _linear(centres: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weights (numbers, classes) and offsets of normal distributions, but for what all of one spread share."""
-    weights = torch.linalg.solve(spread, centres.T)
-    return weights, -(centres.T * weights).sum(dim=0) / 2 - torch.linalg.slogdet(spread).logabsdet / 2
+def _linear(centres: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights (dims, classes) and offsets of normal log densities, less the term that is common to all."""
+    weights = torch.linalg.solve(covariance, centres.T)
+    return weights, -(centres.T * weights).sum(dim=0) / 2 - torch.linalg.slogdet(covariance).logabsdet / 2
 
 
-def _odds(seen: Tensor, stage: Statistics, classes: int) -> Tensor:
-    """Return the logarithm of how much likelier the first classes are than all others."""
-    numbers = seen[:, : len(stage["weights"])] - stage["middle"]
-    likely = numbers @ stage["weights"] + stage["offsets"]  # (images, classes)
-    odds = likely[:, :classes].logsumexp(dim=1) - likely[:, classes:].logsumexp(dim=1)
-    if "curvature" in stage:  # spreads differ
-        odds = odds - ((numbers @ stage["curvature"]) * numbers).sum(dim=1)
+def _log_odds(reduced: Tensor, stage: Statistics, classes: int) -> Tensor:
+    """Return the log odds of the stage's own classes, which come first, against all later classes."""
+    centred = reduced[:, : len(stage["weights"])] - stage["middle"]
+    likelihoods = centred @ stage["weights"] + stage["offsets"]  # (images, classes)
+    odds = likelihoods[:, :classes].logsumexp(dim=1) - likelihoods[:, classes:].logsumexp(dim=1)
+    if "curvature" in stage:  # covariances are not pooled
+        odds = odds - ((centred @ stage["curvature"]) * centred).sum(dim=1)
     return odds
 
 
 def _log_sigmoid(odds: Tensor) -> Tensor:
-    """Return what torch's own gives, in operations that stay finite in an exported graph too."""
+    """Return `F.logsigmoid(odds)` in operations that stay finite in an exported graph."""
     return odds.clamp(max=0) - (1 + (-odds.abs()).exp()).log()
 
 
-def _packed(matrix: Tensor) -> Tensor:
-    """Return the upper half of a symmetric matrix."""
+def _pack(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of a symmetric matrix as a vector."""
     rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device).unbind()
     return matrix[rows, columns]
 
 
-def _unpacked(values: Tensor, size: int) -> Tensor:
+def _unpack(values: Tensor, size: int) -> Tensor:
+    """Return the symmetric matrix whose upper triangle is `values`."""
     if values.shape != (size * (size + 1) // 2,):
-        raise ValueError(f"a covariance of {size} numbers has {size * (size + 1) // 2} entries, got {values.numel()}")
+        expected = size * (size + 1) // 2
+        raise ValueError(f"a packed {size} x {size} covariance must have {expected} entries, got {values.numel()}")
     matrix = values.new_zeros(size, size)
     rows, columns = torch.triu_indices(size, size, device=values.device).unbind()
     matrix[rows, columns] = values

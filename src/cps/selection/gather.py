@@ -1,8 +1,4 @@
-"""A survey: the evidence for many images, shared out among the processes there are.
-
-Each process passes its stretch of the images through the subnetworks, and all get to know everything; so all must ask
-for the same.
-"""
+"""Outputs of all subnetworks for many images, computed by all processes together."""
 
 import math
 from collections.abc import Sequence
@@ -16,27 +12,29 @@ from cps.runtime.devices import gather_rows
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-
-PIXELS = 2**22  # numbers that a GPU looks at together, so that it need not wait for the next batch
+GPU_BATCH_PIXELS = 2**22  # input values per batch that keep a GPU busy
 
 
 def gather_evidence(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, flipped: bool = False) -> Evidence:
-    """Return the evidence of every subnetwork for examples, or for their mirror images."""
-    processes, size = fabric.world_size, _images_together(network)
+    """Return the evidence of every subnetwork for examples, or for their mirror images if `flipped`.
+
+    Each process runs its part of the images and all receive all outputs, so all processes must make the same calls.
+    """
+    processes, size = fabric.world_size, _batch_size(network)
     if processes == 1 or len(examples) < processes:
         return network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size))
-    mine = {"part": fabric.global_rank, "parts": processes}
-    own = network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size, **mine))
+    part = {"part": fabric.global_rank, "parts": processes}
+    own = network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size, **part))
 
-    def together(tasks: Sequence[int]) -> list[Outputs]:
-        return [Outputs(*(gather_rows(part, fabric) for part in outputs)) for outputs in own.ask(tasks)]
+    def forward(tasks: Sequence[int]) -> list[Outputs]:
+        return [Outputs(*(gather_rows(rows, fabric) for rows in outputs)) for outputs in own.compute(tasks)]
 
-    return Evidence(together, len(own))
+    return Evidence(forward, len(own))
 
 
-def _images_together(network: SharedNetwork) -> int:
-    """Return how many images to look at in one pass: more of them where they are small and a GPU looks."""
-    usual = ImageBatches.batch_size
+def _batch_size(network: SharedNetwork) -> int:
+    """Return the images per batch: the default, or more if they are small and run on a GPU."""
+    default = ImageBatches.batch_size
     if network.device.type != "cuda" or network.input_shape is None:
-        return usual
-    return max(usual, min(4 * usual, PIXELS // math.prod(network.input_shape)))
+        return default
+    return max(default, min(4 * default, GPU_BATCH_PIXELS // math.prod(network.input_shape)))

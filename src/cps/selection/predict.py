@@ -1,6 +1,9 @@
-"""Predictions: what the selected subnetworks call the images."""
+"""Algorithm 2 of the paper: select the task of each image, then let that task's subnetwork classify it."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,37 +11,110 @@ from torch import Tensor
 from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
+from cps.selection.base import Selector, Statistics
+from cps.selection.groups import number_of_groups
 from cps.selection.rejection import is_known
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True)
 class Prediction:
-    """The class of each image, the task it was found in, and how sure both are.
+    """The class of each image, the task it was found in, and how certain both are.
 
-    `share` is the task's softmax share of the scores of all tasks, larger for a group that agrees than for one image,
-    and 1 where the task was told; `confidence` is the class's share in that task. The class is None where the image
-    looks like none that the task has learned, if that was asked for.
+    `share` is the selected task's softmax share of the scores of all tasks: larger for a group of images that agree
+    than for one image, and 1 if the task was given. `confidence` is the class's softmax share within that task. With
+    `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
+    `task_shares` hold the selector's scores and their softmax for every task, shape (N, tasks).
     """
 
     classes: list[ClassName | None]
     tasks: Tensor
     share: Tensor
     confidence: Tensor
+    task_scores: Tensor = field(repr=False)
+    task_shares: Tensor = field(repr=False)
 
 
-def classify(
-    network: SharedNetwork, evidence: Evidence, tasks: Tensor, share: Tensor | None = None, *, reject: float = 0.0
+class Selection(NamedTuple):
+    """The selected task of each image (N,), and the scores and softmax shares of all tasks (N, tasks)."""
+
+    tasks: Tensor
+    scores: Tensor
+    shares: Tensor
+
+    @property
+    def share(self) -> Tensor:
+        """The softmax share of each image's selected task, shape (N,)."""
+        return self.shares.gather(1, self.tasks[:, None])[:, 0]
+
+
+def predict(
+    network: SharedNetwork, evidence: Evidence, selector: Selector, groups: Tensor, *, reject: float = 0.0
 ) -> Prediction:
-    """Let the selected subnetwork of each image name its class, unless the image is not familiar to it."""
-    tasks = tasks.cpu()
-    classes: list[ClassName | None] = [None] * len(tasks)
+    """Predict the class of each image from the outputs of all subnetworks; `groups[i]` is the group of image i."""
+    selection = select(selector, evidence, network.statistics(selector.name), groups)
+    return classify(network, evidence, selection, reject=reject)
+
+
+def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selection:
+    """Select for each image the task with the highest score for its group."""
+    scores, groups = task_scores(selector, evidence, statistics, groups), groups.cpu()  # (groups, tasks)
+    shares = task_shares(scores, torch.bincount(groups))
+    return Selection(best_task(scores)[groups], scores[groups], shares[groups])
+
+
+def classify(network: SharedNetwork, evidence: Evidence, selection: Selection, *, reject: float = 0.0) -> Prediction:
+    """Classify each image with the subnetwork of its selected task; None if `reject` finds the image unknown."""
+    tasks = selection.tasks.cpu()
     known = is_known(network, evidence, tasks, reject).tolist()
+    classes: list[ClassName | None] = [None] * len(tasks)
     confidence = torch.zeros(len(tasks), dtype=torch.float32)
     for task in tasks.unique().tolist():
-        mine = (tasks == task).nonzero()[:, 0]
-        confidence[mine], output = evidence[task].logits[mine].cpu().softmax(dim=1).max(dim=1)
-        names = network.subnetworks[task].names(output)
-        for index, name in zip(mine.tolist(), names, strict=True):
+        images = (tasks == task).nonzero()[:, 0]
+        confidence[images], outputs = best_class(evidence[task].logits[images].cpu())
+        names = network.subnetworks[task].names(outputs)
+        for index, name in zip(images.tolist(), names, strict=True):
             classes[index] = name if known[index] else None
-    share = torch.ones_like(confidence) if share is None else share.float().cpu()
-    return Prediction(classes, tasks, share, confidence)
+    return Prediction(classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares)
+
+
+def best_task(scores: Tensor) -> Tensor:
+    """Return the task with the highest of the scores (N, tasks), ignoring NaN."""
+    return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)
+
+
+def best_class(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax share and the index of the largest of the logits (N, classes)."""
+    confidence, index = logits.softmax(dim=1).max(dim=1)
+    return confidence, index
+
+
+def task_shares(scores: Tensor, sizes: Tensor | None = None) -> Tensor:
+    """Return the softmax of scores (groups, tasks): 0 for NaN, and equal shares if no score is finite.
+
+    A score is a mean over its group. Many images are more certain than one, but their errors are correlated, so with
+    `sizes` the scores are multiplied by the square root of the group's size.
+    """
+    if sizes is not None:
+        scores = scores * sizes.sqrt()[:, None]
+    return scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
+
+
+def task_scores(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+    """Return the selector's scores (groups, tasks) on the CPU; raise `ValueError` if its statistics are missing."""
+    try:
+        scores = selector(evidence, statistics, groups).cpu()
+    except KeyError as error:
+        raise ValueError(
+            f"{selector.name} has no {error} statistics of some task; a selector must be among the learner's "
+            "selectors when a task is learned"
+        ) from error
+    expected = number_of_groups(groups), len(evidence)
+    if tuple(scores.shape) != expected:
+        raise ValueError(
+            f"{selector.name} must return scores of shape (groups, tasks) {expected}, got {tuple(scores.shape)}"
+        )
+    if scores.isnan().any():
+        log.warning("%s returned NaN scores; tasks with a NaN score are not selected", selector.name)
+    return scores

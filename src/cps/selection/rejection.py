@@ -1,4 +1,7 @@
-"""Familiarity: whether an image looks like those that the selected subnetwork has learned, or like none of them."""
+"""Reject unknown images: those that resemble nothing the selected subnetwork was trained on.
+
+The score is the rank of the image's maximum logit among those of the task's own images.
+"""
 
 from numbers import Real
 
@@ -9,64 +12,60 @@ from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.storage.container import FileError
 
-NAME = "familiarity"  # its place among the statistics of a subnetwork
-STEPS = 1000  # in which shares of images are counted
-ROUGH = (
-    "how familiar images look was measured on training images for some tasks: the share of known images called "
-    "unknown may be far from what was asked for; hold a hundred or more out of training for a true one"
+KEY = "familiarity"  # the key of its statistics in a subnetwork and in model files
+STEPS = 1000  # resolution of the quantiles
+FEW_HELD_OUT = (
+    "the rejection threshold of some tasks comes from training images, so the share of known images that are rejected "
+    "may differ from `reject`; hold out at least 100 images of each task for an accurate threshold"
 )
 
 
-def rejection_statistics(logits: Tensor, *, are_new: bool) -> dict[str, Tensor]:
-    """Return what to keep about a task's own images: which largest output each share of them stays below.
+def rejection_statistics(logits: Tensor, *, held_out: bool) -> dict[str, Tensor]:
+    """Return the quantiles of the maximum logit of a task's own images, lowered by one standard error.
 
-    Of few images that is uncertain, so the figures are a little lower then. `are_new`: they were held out of training.
+    `held_out` tells whether those images were held out of training.
     """
     largest = logits.amax(dim=1).float()
-    shares = torch.linspace(0, 1, STEPS + 1, dtype=largest.dtype, device=logits.device)
-    doubt = largest.std(correction=0) / len(largest) ** 0.5
-    return {"quantiles": torch.quantile(largest, shares) - doubt, "are_new": shares.new_tensor([are_new])}
+    levels = torch.linspace(0, 1, STEPS + 1, dtype=largest.dtype, device=logits.device)
+    standard_error = largest.std(correction=0) / len(largest) ** 0.5
+    return {"quantiles": torch.quantile(largest, levels) - standard_error, "are_new": levels.new_tensor([held_out])}
 
 
 def check_rejection_statistics(network: SharedNetwork, path: object) -> None:
-    """Refuse a file whose figures have a wrong form."""
+    """Raise `FileError` if the rejection statistics read from a file have the wrong shape."""
     for task, subnetwork in enumerate(network.subnetworks):
-        shapes = {name: value.shape for name, value in subnetwork.statistics.get(NAME, {}).items()}
+        shapes = {name: value.shape for name, value in subnetwork.statistics.get(KEY, {}).items()}
         if shapes != {"are_new": (1,), "quantiles": (STEPS + 1,)}:
-            raise FileError(f"'{path}' has damaged statistics of task {task}: how familiar its images look")
+            raise FileError(f"'{path}' has damaged rejection statistics of task {task}")
 
 
 def check_reject(reject: float) -> None:
-    """Refuse what is no share."""
+    """Raise `ValueError` unless `reject` is a share of known images in [0, 1)."""
     if not isinstance(reject, Real) or not 0 <= reject < 1:
-        what = "reject is the share of known images that may be taken for unknown"
-        raise ValueError(f"{what}, at least 0 and below 1, got {reject!r}")
+        raise ValueError(f"reject must be a share of known images in [0, 1), got {reject!r}")
 
 
 def is_known(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: float) -> Tensor:
-    """Say of each image whether its selected subnetwork answers as strongly as it does to its own images.
-
-    A share `reject` of a task's own images is taken for unknown.
-    """
+    """Return for each image whether its selected task knows it; a share `reject` of the task's own images is not."""
     check_reject(reject)
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
-    if any(not float(each.statistics[NAME]["are_new"]) for each in network.subnetworks):
-        network.warn_once(ROUGH)
+    if any(not float(each.statistics[KEY]["are_new"]) for each in network.subnetworks):
+        network.warn_once(FEW_HELD_OUT)
     return rejection_score(network, evidence, tasks) >= round(reject * STEPS)
 
 
 def rejection_score(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -> Tensor:
-    """Return how many in a thousand of its selected task's own images look no more familiar than each image.
+    """Return the per-mille rank of each image's maximum logit among its selected task's own images.
 
-    Where none does, the figure is negative, the more so the stranger the image is.
+    Below all of them the score is negative, and falls with the distance to the lowest.
     """
     tasks = tasks.cpu()
-    found = torch.full((len(tasks),), float(STEPS))
+    score = torch.full((len(tasks),), float(STEPS))
     for task in tasks.unique().tolist():
-        quantiles, mine = network.subnetworks[task].statistics[NAME]["quantiles"].cpu(), tasks == task
-        least, most = quantiles[0], quantiles[-1]
-        largest = evidence[task].logits[mine].amax(dim=1).cpu()
+        quantiles, images = network.subnetworks[task].statistics[KEY]["quantiles"].cpu(), tasks == task
+        lowest, highest = quantiles[0], quantiles[-1]
+        largest = evidence[task].logits[images].amax(dim=1).cpu()
         rank = torch.searchsorted(quantiles, largest, right=True) - 1.0
-        found[mine] = rank.where(largest >= least, (largest - least) / (most - least).clamp(min=1e-6))
-    return found
+        score[images] = rank.where(largest >= lowest, (largest - lowest) / (highest - lowest).clamp(min=1e-6))
+    return score

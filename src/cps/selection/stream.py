@@ -1,7 +1,7 @@
-"""Streams: images that arrive one by one, whose task changes now and then, nobody knows when.
+"""Streams: images that arrive one by one, whose task changes at unknown times.
 
-Each image says something about its task, and so do those before it. A posterior over the tasks is carried from image
-to image, for several rates of change at once, of which the images themselves show the likely one.
+Each image is evidence about its task, and so are the images before it. A posterior over tasks is filtered from image to
+image for several rates of change at once, and the images themselves show which rate is likely.
 """
 
 from collections.abc import Callable
@@ -14,66 +14,69 @@ from cps.data.examples import ClassName
 from cps.data.images import as_images
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.selection.base import Selector, task_scores, task_shares
-from cps.selection.predict import Prediction, classify
+from cps.selection.base import Selector
+from cps.selection.predict import Prediction, Selection, classify, task_scores, task_shares
 from cps.selection.rejection import check_reject
 
-STRAY = 0.1  # the share of images that are taken to say nothing about their task, whatever their scores
-RESTLESS = 0.001  # the share in which the rate itself is taken to change
-RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # at which the task may change, from one image to the next
+OUTLIERS = 0.1  # assumed share of images whose scores say nothing about their task
+RATE_CHANGE = 0.001  # assumed probability that the rate of change itself changes at an image
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.9)  # candidate probabilities that the task changes at an image
 
 
 class Stream:
-    """Predicts images in the order they arrive; what is known of their task goes on from call to call."""
+    """Predicts images in the order they arrive; the posterior over tasks persists between calls."""
 
-    def __init__(self, network: SharedNetwork, selector: Selector, look: Callable[[Any], Evidence]):
-        """`look` returns the evidence of images. The selector's scores count as logarithms of probabilities."""
-        self._network, self._selector, self._look = network, selector, look
-        self._learned: list[tuple[ClassName, ...]] = []  # the classes of each task that the numbers are about
+    def __init__(self, network: SharedNetwork, selector: Selector, forward: Callable[[Any], Evidence]):
+        """`forward` returns the evidence of images. The selector's scores are used as log probabilities."""
+        self._network, self._selector, self._forward = network, selector, forward
+        self._learned: list[tuple[ClassName, ...]] = []  # the classes of each task that the posterior is about
         self._rates = torch.empty(0)  # the probability of each rate of change
-        self._tasks = torch.empty(0, 0)  # that of each task, given the rate
+        self._tasks = torch.empty(0, 0)  # the probability of each task, given the rate
 
     @property
     def tasks(self) -> Tensor:
-        """The probability of each task for the last image seen."""
+        """The posterior probability of each task for the last image."""
         return (self._rates @ self._tasks).float()
 
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
-        """Predict the classes of the next images, each from itself and all before it; `reject` as `Learner.predict`."""
+        """Predict the next images, each from itself and all before it; `reject` as in `Learner.predict`."""
         with self._network.in_use():
-            return self.predict_by(self._look(as_images(images)), reject=reject)
+            return self.predict_evidence(self._forward(as_images(images)), reject=reject)
 
-    def predict_by(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
-        """Predict the next images by the evidence of them, if that is at hand."""
-        check_reject(reject)  # before the stream moves on
+    def predict_evidence(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
+        """Predict the next images from their evidence."""
+        check_reject(reject)  # before the posterior changes
         with self._network.in_use():
             if len(evidence) != len(self._network.subnetworks):
                 raise ValueError(
-                    f"the evidence is of {len(evidence)} tasks, not of all that were learned; ask for it anew"
+                    f"the evidence has {len(evidence)} tasks, but the network has {len(self._network.subnetworks)}; "
+                    "compute it again"
                 )
             statistics = self._network.statistics(self._selector.name)
             groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
-            shares = task_shares(task_scores(self._selector, evidence, statistics, groups).double())
-            self._begin()
-            known = torch.stack([self._follow(each) for each in (1 - STRAY) * shares + STRAY / shares.shape[1]])
-            share, tasks = known.max(dim=1)
-            return classify(self._network, evidence, tasks, share, reject=reject)
+            scores = task_scores(self._selector, evidence, statistics, groups)
+            likelihoods = task_shares(scores.double())
+            self._reset_if_tasks_changed()
+            robust = (1 - OUTLIERS) * likelihoods + OUTLIERS / likelihoods.shape[1]
+            posterior = torch.stack([self._update(likelihood) for likelihood in robust])
+            selection = Selection(posterior.argmax(dim=1), scores, posterior)
+            return classify(self._network, evidence, selection, reject=reject)
 
-    def _begin(self) -> None:
-        """Know nothing, if this is the first call or other tasks have been learned."""
+    def _reset_if_tasks_changed(self) -> None:
+        """Start from a uniform posterior at the first call and whenever the learned tasks have changed."""
         learned = [subnetwork.classes for subnetwork in self._network.subnetworks]
         if learned != self._learned:
             self._learned = learned
             self._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
             self._tasks = torch.full((len(RATES), len(learned)), 1 / len(learned), dtype=torch.float64)
 
-    def _follow(self, said: Tensor) -> Tensor:
-        """Return the probability of each task after an image that says this about it."""
+    def _update(self, likelihood: Tensor) -> Tensor:
+        """Update the posterior by an image's likelihood of each task, and return it."""
         rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
-        elsewhere = (1 - self._tasks) / max(1, len(said) - 1)
-        joint = ((1 - rates) * self._tasks + rates * elsewhere) * said
-        likely = joint.sum(dim=1)  # how well each rate has foreseen the image
-        self._tasks = joint / likely[:, None]
-        self._rates = ((1 - RESTLESS) * self._rates + RESTLESS / len(RATES)) * likely
+        others = (1 - self._tasks) / max(1, len(likelihood) - 1)
+        joint = ((1 - rates) * self._tasks + rates * others) * likelihood
+        predictive = joint.sum(dim=1)  # how well each rate predicted the image
+        self._tasks = joint / predictive[:, None]
+        self._rates = ((1 - RATE_CHANGE) * self._rates + RATE_CHANGE / len(RATES)) * predictive
         self._rates /= self._rates.sum()
         return self._rates @ self._tasks
