@@ -1,1 +1,1 @@
-"""Images, data sets and tasks."""
+"""Images, transforms, data sets and tasks."""

@@ -1,4 +1,4 @@
-"""Presentation: how a batch of raw images is shown to a network that learns."""
+"""Transform a batch of raw images for training."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from cps.data.rotations import RotationScheme, Upright
 
 @dataclass(frozen=True)
 class BatchTransform:
-    """Raw images and labels -> pixels and the head's outputs: augmented, turned, scaled and normalised."""
+    """Raw images and labels -> pixels and the head's outputs: augment, rotate, scale and normalise."""
 
     prepare: Prepare = field(default_factory=Prepare)
     augment: Augmentation | None = None
@@ -20,20 +20,20 @@ class BatchTransform:
     def __post_init__(self) -> None:
         if self.augment is not None and not hasattr(self.augment, "draws"):
             raise TypeError(
-                "an augmentation is a function of images and random numbers (N, draws) from 0 to 1, with an attribute "
-                f"`draws`; {self.augment!r} has none"
+                "an augmentation must be a function of images and random numbers (N, draws) in [0, 1), with an "
+                f"attribute `draws`; {self.augment!r} has no such attribute"
             )
 
     @property
     def draws(self) -> int:
-        """How many random numbers each image needs."""
+        """The number of random numbers per image."""
         return (self.augment.draws if self.augment else 0) + self.rotations.draws
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return pixels and labels, by a row of random numbers for each image."""
+        """Return pixels and the head's output for each; `uniform` has a row of random numbers per image."""
         for_augmentation = uniform[:, : uniform.shape[1] - self.rotations.draws]
-        for_views = uniform[:, uniform.shape[1] - self.rotations.draws :]
+        for_rotations = uniform[:, uniform.shape[1] - self.rotations.draws :]
         if self.augment is not None:
             images = self.augment(images, for_augmentation)
-        images, labels = self.rotations(images, labels, for_views)
+        images, labels = self.rotations(images, labels, for_rotations)
         return self.prepare(images), labels

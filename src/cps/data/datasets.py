@@ -1,4 +1,4 @@
-"""Sources: where the data and the pretrained weights of the recipes come from."""
+"""Load the data sets and the pretrained weights that the recipes use."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from cps.data.tasks import class_order
 
 CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 CUB_MD5 = "97eceeb196236b17998738112f37df78"
-SIDE, TEST_MARGIN = 224, 256 / 224 - 1  # pixels; at test the short side is scaled to 256 and the middle cut out
+IMAGE_SIZE, TEST_MARGIN = 224, 256 / 224 - 1  # in testing, the short side is scaled to 256 and the centre cropped
 
 
 def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
-    """Return the digits that scikit-learn brings, four fifths to train and one fifth to test."""
+    """Return the digits of scikit-learn, 80 % for training and 20 % for testing."""
     if folder is not None:
-        raise ValueError("the digits come with scikit-learn; leave out the folder of data")
+        raise ValueError(f"the digits come with scikit-learn and need no data folder, got '{folder}'; leave it out")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -29,7 +29,7 @@ def read_digits(folder: Path | None = None) -> tuple[Data, Data]:
 
 
 def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
-    """Return CIFAR-100 from a folder that holds `cifar-100-python`, or that it can be downloaded to."""
+    """Return CIFAR-100 from a folder with `cifar-100-python` in it; download it there if it is missing."""
     from torchvision.datasets import CIFAR100
 
     root = folder or Path("data")
@@ -39,15 +39,15 @@ def read_cifar100(folder: Path | None) -> tuple[Data, Data]:
             part = CIFAR100(root, train=train, download=not (root / CIFAR100.base_folder).is_dir())
         except (RuntimeError, OSError) as error:
             raise ValueError(
-                f"CIFAR-100 is not in '{root}', or is damaged, and cannot be downloaded ({error}); put the unpacked "
-                f"folder '{CIFAR100.base_folder}' there, or name another folder with --data"
+                f"CIFAR-100 is missing or damaged in '{root}' and cannot be downloaded ({error}); put the unpacked "
+                f"folder '{CIFAR100.base_folder}' there, or choose another folder with --data"
             ) from error
         parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), part.targets))
     return parts[0], parts[1]
 
 
 def read_cub200(folder: Path | None) -> tuple[Data, Data]:
-    """Return CUB-200-2011 from FOLDER/train and FOLDER/test, or from its archive, which is downloaded if need be."""
+    """Return CUB-200-2011 from FOLDER/train and FOLDER/test, or from its archive, downloaded if it is missing."""
     root = folder or Path("data")
     if (root / "train").is_dir():
         return read_image_folders(root)
@@ -59,30 +59,30 @@ def read_cub200(folder: Path | None) -> tuple[Data, Data]:
     train, test = ([images / f for f, part in zip(files, split, strict=True) if part == kind] for kind in ("1", "0"))
     cache = root / "cache"
     return (
-        ImageFolder(images, size=SIDE, files=train, cache=cache),
-        ImageFolder(images, size=SIDE, margin=TEST_MARGIN, files=test, cache=cache),
+        ImageFolder(images, size=IMAGE_SIZE, files=train, cache=cache),
+        ImageFolder(images, size=IMAGE_SIZE, margin=TEST_MARGIN, files=test, cache=cache),
     )
 
 
 def read_image_folders(folder: Path | None) -> tuple[Data, Data]:
-    """Return the images in FOLDER/train/CLASS and FOLDER/val/CLASS (or test), decoded task by task."""
+    """Return the images in FOLDER/train/CLASS and FOLDER/val/CLASS (or FOLDER/test), decoded task by task."""
     root = folder or Path("data")
     test = next((root / name for name in ("val", "test") if (root / name).is_dir()), root / "val")
     for part in (root / "train", test):
         if not part.is_dir():
             raise ValueError(
                 f"there is no folder '{part}'; put the images into {root}/train/CLASS/*.jpg and "
-                f"{root}/val/CLASS/*.jpg, or name another folder with --data"
+                f"{root}/val/CLASS/*.jpg, or choose another folder with --data"
             )
     cache = root / "cache"
     return (
-        ImageFolder(root / "train", size=SIDE, cache=cache),
-        ImageFolder(test, size=SIDE, margin=TEST_MARGIN, cache=cache),
+        ImageFolder(root / "train", size=IMAGE_SIZE, cache=cache),
+        ImageFolder(test, size=IMAGE_SIZE, margin=TEST_MARGIN, cache=cache),
     )
 
 
 def read_imagenet100(folder: Path | None) -> tuple[Data, Data]:
-    """Return 100 classes of ImageNet: all that are there, or of 1,000 the first 100 in the order of seed 1993."""
+    """Return 100 classes of ImageNet: those in the folder; of more, the first 100 in the order of seed 1993."""
     parts = read_image_folders(folder)
     classes = sorted(set(parts[0].targets))
     if len(classes) > 100:
@@ -92,10 +92,10 @@ def read_imagenet100(folder: Path | None) -> tuple[Data, Data]:
     return parts
 
 
-def imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
+def load_imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
     """Load ImageNet weights into a torchvision ResNet-18: from a safetensors file, or downloaded by torchvision."""
     if file is not None:
-        state = {n: value.float() if value.is_floating_point() else value for n, value in _weights_in(file).items()}
+        state = {n: value.float() if value.is_floating_point() else value for n, value in _read_weights(file).items()}
     else:
         from torchvision.models import ResNet18_Weights
 
@@ -103,17 +103,17 @@ def imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
             state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
         except OSError as error:
             raise ValueError(
-                f"the ImageNet weights of ResNet-18 cannot be downloaded ({error}); name a safetensors file of them "
+                f"the ImageNet weights of ResNet-18 cannot be downloaded ({error}); give a safetensors file of them "
                 "with --weights"
             ) from error
-    wanted = set(backbone.state_dict())
-    missing = wanted - set(state)
+    needed = set(backbone.state_dict())
+    missing = needed - set(state)
     if missing:
         raise ValueError(f"'{file}' has no weights for {', '.join(sorted(missing)[:3])}; is it a ResNet-18?")
-    backbone.load_state_dict({name: value for name, value in state.items() if name in wanted})
+    backbone.load_state_dict({name: value for name, value in state.items() if name in needed})
 
 
-def _weights_in(file: Path) -> dict[str, torch.Tensor]:
+def _read_weights(file: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -133,5 +133,5 @@ def _download_cub200(root: Path) -> None:
     except (OSError, RuntimeError) as error:
         raise ValueError(
             f"CUB-200-2011 is not in '{root}' and cannot be downloaded ({error}); put its folder 'CUB_200_2011' there, "
-            "or folders train/CLASS/*.jpg and test/CLASS/*.jpg, or name another folder with --data"
+            "or folders train/CLASS/*.jpg and test/CLASS/*.jpg, or choose another folder with --data"
         ) from error

@@ -1,4 +1,4 @@
-"""Images in any form become one tensor; pixels that no network can use are refused."""
+"""Convert images in any form to one tensor, and reject pixels that no network can use."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,65 +9,48 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)  # but bytes
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)  # not bytes
 
 
 def as_images(images: Any) -> Tensor:
     """Return images (tensor, array, list of images or `Dataset`) as one tensor.
 
-    Pictures (N, channels, height, width) are bytes (uint8), which the network scales to 0 to 1, or floats, which it
-    takes as they are; other integers are refused, since nobody knows their scale. So are NaN and infinite pixels.
+    Pictures (N, channels, height, width) must be bytes (uint8), which the network scales to 0..1, or floats, which it
+    uses unscaled. Other integers raise `ValueError`, since their scale is unknown; so do NaN and infinite pixels.
     """
-    _refuse_path(images)
+    _reject_path(images)
     if isinstance(images, Dataset):
         items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
         images = [item[0] if isinstance(item, tuple) else item for item in items]
     if isinstance(images, tuple) and len(images) == 2 and getattr(images[0], "ndim", 0) > 1 == np.ndim(images[1]):
-        raise TypeError("images come without labels here, got a pair")
-    if _is_picture(images):
+        raise TypeError("expected images without labels, got a pair")
+    if _is_pil_image(images):
         images = [images]
     if isinstance(images, (list, tuple)):
         if not images:
-            raise ValueError("there are no images")
-        images = _stacked([_as_image(image) for image in images])
+            raise ValueError("expected at least one image, got none")
+        images = _stack([_as_image(image) for image in images])
     if not isinstance(images, Tensor):
         images = _as_tensor(images)
     tensor = images.detach()
     if tensor.is_complex():
-        raise TypeError("images are real numbers, got complex ones")
+        raise TypeError("images must be real numbers, got complex ones")
     if tensor.ndim < 2:
         raise ValueError(f"expected a batch of images (N, ...), got shape {tuple(tensor.shape)}; one is image[None]")
     if len(tensor) == 0:
-        raise ValueError("there are no images")
+        raise ValueError("expected at least one image, got none")
     if tensor.dtype in (torch.float64, torch.float16, torch.bfloat16):
         tensor = tensor.float()
     if tensor.ndim > 3 and tensor.dtype in INTEGERS:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
-            f"pictures are bytes (uint8, 0 to 255) or floats, got {kind}; scale them to floats from 0 to 1"
+            f"pictures must be bytes (uint8, 0 to 255) or floats, got {kind}; scale them to floats from 0 to 1"
         )
-    refuse_bad_pixels(tensor)
+    check_pixels(tensor)
     return tensor
 
 
-def _stacked(images: Sequence[Tensor]) -> Tensor:
-    """Return images of one form as one tensor."""
-    other = next((image for image in images if image.shape != images[0].shape), None)
-    if other is not None:
-        raise ValueError(f"images are of one shape, got {tuple(images[0].shape)} and {tuple(other.shape)}")
-    return torch.stack(list(images))
-
-
-def _as_tensor(values: Any) -> Tensor:
-    """Return an array, or what numpy takes for one, as a tensor."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        kind = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
-        raise TypeError(f"images are tensors, arrays of numbers, pictures or a data set, got {kind}")
-    return torch.as_tensor(np.require(array.astype(array.dtype.newbyteorder("="), copy=False), requirements=["C", "W"]))
-
-
-def refuse_bad_pixels(images: Tensor) -> None:
+def check_pixels(images: Tensor) -> None:
     """Raise `ValueError` for NaN and infinite pixels."""
     if not images.is_floating_point():
         return
@@ -77,32 +60,47 @@ def refuse_bad_pixels(images: Tensor) -> None:
         raise ValueError(f"image {index} has NaN or infinite pixels ({int(bad.sum())} of {len(images)} images)")
 
 
+def square_size(shape: Sequence[int] | None) -> int | None:
+    """Return the size in pixels of square colour images, shape (3, size, size); None for other shapes."""
+    if shape is None or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
+        return None
+    return shape[1]
+
+
+def _stack(images: Sequence[Tensor]) -> Tensor:
+    other = next((image for image in images if image.shape != images[0].shape), None)
+    if other is not None:
+        raise ValueError(f"images must have one shape, got {tuple(images[0].shape)} and {tuple(other.shape)}")
+    return torch.stack(list(images))
+
+
 def _as_image(item: Any) -> Tensor:
-    """Return one item of a data set as a tensor; pictures become (channels, height, width) bytes."""
+    """Return one item of a data set as a tensor; PIL images become bytes (channels, height, width)."""
     if isinstance(item, Tensor):
         return item
-    _refuse_path(item)
-    if _is_picture(item):
+    _reject_path(item)
+    if _is_pil_image(item):
         array = np.asarray(item)
         item = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return _as_tensor(item)
 
 
-def _is_picture(item: Any) -> bool:
-    """Say whether something is a picture of PIL's."""
+def _as_tensor(values: Any) -> Tensor:
+    """Return an array, or anything that numpy converts to one, as a tensor."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        kind = f"an array of {array.dtype}" if isinstance(values, np.ndarray) else type(values).__name__
+        raise TypeError(f"images must be tensors, arrays of numbers, PIL images or a data set, got {kind}")
+    return torch.as_tensor(np.require(array.astype(array.dtype.newbyteorder("="), copy=False), requirements=["C", "W"]))
+
+
+def _is_pil_image(item: Any) -> bool:
     return hasattr(item, "getbands")
 
 
-def _refuse_path(item: Any) -> None:
+def _reject_path(item: Any) -> None:
     if isinstance(item, str | Path):
         raise TypeError(
-            f"images are tensors, arrays or a data set, got the path '{item}'; read it with cps.read_image, "
-            "or a folder with cps.read_folder"
+            f"images must be tensors, arrays or a data set, got the path '{item}'; read it with cps.read_image, or a "
+            "folder with cps.read_folder"
         )
-
-
-def side_of(shape: Sequence[int] | None) -> int | None:
-    """Return the side in pixels of images that are colour squares (3, n, n); None if they are something else."""
-    if shape is None or len(shape) != 3 or shape[0] != 3 or shape[1] != shape[2]:
-        return None
-    return shape[1]

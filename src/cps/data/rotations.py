@@ -1,7 +1,8 @@
-"""Views: the same image turned by quarters and mirrored.
+"""Rotations by 90 degrees and flips of the same image.
 
-In training each turn of a class may be learned as a class of its own: a network that must tell the turns apart knows
-more about its images, and so about what is not one of them. At test the outputs for all looks at an image are averaged.
+In training, each rotation of a class may be learned as a separate class (four outputs per class). To tell the rotations
+apart, a network must learn more about its images, so it is better at recognising images that are not from its task. At
+test time the outputs for all rotations and flips of an image are averaged.
 """
 
 from collections.abc import Sequence
@@ -16,46 +17,49 @@ from cps.storage.settings_codec import NumericSettings, setting
 
 
 class View(NamedTuple):
-    """One look at an image: turned by so many quarters, and perhaps mirrored before."""
+    """An image, flipped or not, then rotated by `rotation` times 90 degrees."""
 
     rotation: int
     is_flipped: bool
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return images (N, channels, height, width) as they look, in memory of their own."""
-        seen = images.flip(-1) if self.is_flipped else images
+        """Return a copy of images (N, channels, height, width) in this view."""
+        flipped = images.flip(-1) if self.is_flipped else images
         if self.rotation:
-            return torch.rot90(seen, self.rotation, dims=(2, 3))
-        return seen if self.is_flipped else seen.clone()
+            return torch.rot90(flipped, self.rotation, dims=(2, 3))
+        return flipped if self.is_flipped else flipped.clone()
 
 
 class RotationScheme(Protocol):
-    """How images are turned in training. A head has `turns` outputs for each class: class 0 turned by 0, by 1, ..."""
+    """How images are rotated in training.
+
+    A head has `num_rotations` outputs per class: class 0 rotated by 0, by 90 degrees, ..., then class 1.
+    """
 
     @property
     def num_rotations(self) -> int:
-        """How many turns a class is learned in: 1 or 4."""
+        """The number of rotations in which each class is learned: 1 or 4."""
         ...
 
     @property
     def flips(self) -> bool:
-        """Whether at test the mirror image is looked at as well, for twice the work."""
+        """Whether flipped images are evaluated too at test time, which doubles the work."""
         ...
 
     @property
     def draws(self) -> int:
-        """How many random numbers each image needs."""
+        """The number of random numbers per image."""
         ...
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return turned images and the head's output for each, by a row of `uniform` for each image."""
+        """Return rotated images and the head's output for each; `uniform` has a row of random numbers per image."""
         ...
 
 
 @setting
 @dataclass(frozen=True)
 class Upright(NumericSettings):
-    """Images are shown as they are."""
+    """Images are not rotated."""
 
     RENAMED: ClassVar = {"mirrors": "flips"}
 
@@ -63,23 +67,23 @@ class Upright(NumericSettings):
 
     @property
     def num_rotations(self) -> int:
-        """How many turns a class is learned in."""
+        """The number of rotations in which each class is learned."""
         return 1
 
     @property
     def draws(self) -> int:
-        """How many random numbers each image needs."""
+        """The number of random numbers per image."""
         return 0
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the images and labels as they are."""
+        """Return the images and labels unchanged."""
         return images, labels
 
 
 @setting
 @dataclass(frozen=True)
 class Rotations(NumericSettings):
-    """Each class is learned in four turns: an image is shown in one of them, drawn at random, or in all at once."""
+    """Each class is learned in four rotations: a step sees one of them, drawn at random, or all four (`at_once`)."""
 
     RENAMED: ClassVar = {"mirrors": "flips"}
 
@@ -88,51 +92,56 @@ class Rotations(NumericSettings):
 
     @property
     def num_rotations(self) -> int:
-        """How many turns a class is learned in."""
+        """The number of rotations in which each class is learned."""
         return 4
 
     @property
     def draws(self) -> int:
-        """How many random numbers each image needs."""
+        """The number of random numbers per image."""
         return 0 if self.at_once else 1
 
     def __call__(self, images: Tensor, labels: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Return turned images and the output for each class and turn."""
-        every = torch.stack([View(turn, False)(images) for turn in range(4)])  # (turns, images, ...)
+        """Return rotated images and, for each, the output of its class and rotation."""
+        rotated = torch.stack([View(rotation, False)(images) for rotation in range(4)])  # (rotations, images, ...)
         if self.at_once:
-            num_rotations = torch.arange(4, device=labels.device)[:, None]
-            return every.flatten(0, 1), (labels * 4 + num_rotations).flatten()
-        turn = (uniform[:, 0] * 4).long()
-        return every[turn, torch.arange(len(images), device=images.device)], labels * 4 + turn
+            rotations = torch.arange(4, device=labels.device)[:, None]
+            return rotated.flatten(0, 1), (labels * 4 + rotations).flatten()
+        rotation = (uniform[:, 0] * 4).long()
+        return rotated[rotation, torch.arange(len(images), device=images.device)], labels * 4 + rotation
 
 
-def views_of(num_rotations: int, flips: bool) -> list[View]:
-    """Return all looks at an image."""
+def make_views(num_rotations: int, flips: bool) -> list[View]:
+    """Return all views of an image."""
     return [
-        View(turn, is_flipped) for is_flipped in ((False, True) if flips else (False,)) for turn in range(num_rotations)
+        View(rotation, is_flipped)
+        for is_flipped in ((False, True) if flips else (False,))
+        for rotation in range(num_rotations)
     ]
 
 
 def class_logits(features: Tensor, views: Sequence[View], weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the logits (N, classes) of images from their features (looks, N, d): of each turn its own outputs."""
+    """Return class logits (N, classes) from features (views, N, d), averaged over the views.
+
+    Each view is read by the outputs of its own rotation.
+    """
     num_rotations = 1 + max(view.rotation for view in views)
-    said = [
+    logits = [
         F.linear(seen, weight[view.rotation :: num_rotations], bias[view.rotation :: num_rotations])
         for seen, view in zip(features.unbind(), views, strict=True)
     ]
-    return mean_of(torch.stack(said))
+    return average_views(torch.stack(logits))
 
 
-def mean_of(values: Tensor) -> Tensor:
-    """Return the mean over the first axis; of a single entry the same bits."""
+def average_views(values: Tensor) -> Tensor:
+    """Return the mean over the first dimension; the values of a single view are returned bit for bit."""
     return values[0] if len(values) == 1 else values.mean(dim=0)
 
 
 def check_rotations(shape: tuple[int, ...], num_rotations: int, flips: bool) -> None:
-    """Refuse images that cannot be turned or mirrored."""
+    """Raise `ValueError` if images of this shape cannot be rotated or flipped as asked."""
     if num_rotations not in (1, 4):
-        raise ValueError(f"classes are learned in 1 turn or in 4, got {num_rotations}")
+        raise ValueError(f"num_rotations must be 1 or 4, got {num_rotations}")
     if num_rotations > 1 and (len(shape) != 3 or shape[1] != shape[2]):
-        raise ValueError(f"only square images (channels, height, width) can be turned, got {shape}")
+        raise ValueError(f"only square images (channels, height, width) can be rotated, got shape {shape}")
     if flips and len(shape) != 3:
-        raise ValueError(f"only images (channels, height, width) can be mirrored, got {shape}")
+        raise ValueError(f"only images (channels, height, width) can be flipped, got shape {shape}")

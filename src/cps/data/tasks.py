@@ -1,4 +1,4 @@
-"""Scenarios: a data set cut into tasks of new classes."""
+"""Tasks, and scenarios: a data set split into a sequence of tasks with new classes."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -9,18 +9,18 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, Subset
 
-from cps.data.examples import ClassName, Data, known_labels, plain_labels
+from cps.data.examples import ClassName, Data, as_labels, known_labels
 from cps.data.images import as_images
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """New classes to learn at once, with their data.
+    """New classes that are learned together, with their data.
 
-    `train`, `val` and `test` are torch `Dataset`s or pairs (images, labels). A label is one of `classes`,
-    or, where the classes are named by strings, may also be a position in `classes`. A task's index is its
-    place in the sequence of tasks a learner has learned, so it is not repeated here. `val` is held out of training
-    and says how familiar new images look (`reject`); it stops no training and chooses no epoch.
+    `train`, `val` and `test` are torch `Dataset`s or pairs (images, labels). A label is one of `classes`; if the
+    classes are strings, it may also be an index into `classes`. The index of a task is its position in the sequence
+    that a learner has learned, so it is not stored here. `val` is held out of training and calibrates the rejection of
+    unknown images (`reject`); it is not used to stop training or to choose an epoch.
     """
 
     classes: Sequence[ClassName]
@@ -30,17 +30,17 @@ class Task:
 
     def __post_init__(self) -> None:
         if isinstance(self.classes, str):
-            raise TypeError(f"classes are a list of names, got the string {self.classes!r}")
-        names = tuple(plain_labels(self.classes))
+            raise TypeError(f"classes must be a list of names, got the string {self.classes!r}")
+        names = tuple(as_labels(self.classes))
         for name in names:
             if not isinstance(name, str | int) or isinstance(name, bool):
-                raise TypeError(f"class names are strings or ints, got {name!r}")
+                raise TypeError(f"class names must be strings or ints, got {name!r}")
         object.__setattr__(self, "classes", names)
 
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A sequence of tasks, and the order of classes it was cut from (a seed, "identity" or "given")."""
+    """A sequence of tasks, and the order of the classes in it (a seed, "identity" or "given")."""
 
     tasks: tuple[Task, ...]
     order: str | int
@@ -64,26 +64,26 @@ def split_by_class(
     validation: float = 0.0,
     seed: int = 0,
 ) -> Scenario:
-    """Cut a data set into tasks of new classes.
+    """Split a data set into tasks with new classes.
 
-    `sizes` is the number of classes in every task (the last may be smaller) or in each, as in
-    `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so
-    1993 means what it means in papers), the order itself, or None for the sorted order. `validation` is
-    the share of each class's training images that is held out as `task.val`.
+    `sizes` is the number of classes per task (the last task may have fewer), or a list with one number for each task,
+    as in `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so 1993
+    gives the order that papers use), the order itself, or None for the sorted order. `validation` is the fraction of
+    each class's training images that is held out as `task.val`.
     """
     if not 0 <= validation < 1:
-        raise ValueError(f"validation is a share from 0 to below 1, got {validation}")
-    train, test = _converted(train), _converted(test)
+        raise ValueError(f"validation must be in [0, 1), got {validation}")
+    train, test = _convert(train), _convert(test)
     labels = _labels_of(train)
     test_labels = [] if test is None else _labels_of(test)
-    classes, name = _ordered(sorted(set(labels), key=_sort_key), order)
-    strange = sorted(set(test_labels) - set(labels), key=_sort_key)
-    if strange:
-        warnings.warn(f"class {strange[0]!r} of the test data has no training image; it is left out", stacklevel=2)
+    classes, name = _order_classes(sorted(set(labels), key=_sort_key), order)
+    untrained = sorted(set(test_labels) - set(labels), key=_sort_key)
+    if untrained:
+        warnings.warn(f"class {untrained[0]!r} of the test data has no training image; it is left out", stacklevel=2)
     held_out = _hold_out(labels, classes, validation, seed)
     tasks = []
-    for group in _groups(classes, sizes):
-        members = _positions(labels, group)
+    for group in _split_classes(classes, sizes):
+        members = _indices_of(labels, group)
         fit = [index for index in members if index not in held_out]
         val = [index for index in members if index in held_out]
         tasks.append(
@@ -91,29 +91,31 @@ def split_by_class(
                 group,
                 train=_subset(train, fit),
                 val=_subset(train, val) if val else None,
-                test=None if test is None else _subset(test, _positions(test_labels, group)),
+                test=None if test is None else _subset(test, _indices_of(test_labels, group)),
             )
         )
     return Scenario(tuple(tasks), name)
 
 
 def class_order(classes: Sequence[ClassName], seed: int) -> list[ClassName]:
-    """Return the order that `np.random.seed(seed); np.random.permutation(n)` gives."""
+    """Return the classes in the order of `np.random.seed(seed); np.random.permutation(n)`."""
     return [classes[index] for index in np.random.RandomState(seed).permutation(len(classes))]
 
 
-def _ordered(classes: list[ClassName], order: int | Sequence[ClassName] | None) -> tuple[list[ClassName], str | int]:
+def _order_classes(
+    classes: list[ClassName], order: int | Sequence[ClassName] | None
+) -> tuple[list[ClassName], str | int]:
     if order is None:
         return classes, "identity"
     if isinstance(order, int | np.integer):
         return class_order(classes, int(order)), int(order)
-    names = plain_labels(order)
+    names = as_labels(order)
     if sorted(names, key=_sort_key) != classes:
-        raise ValueError("the order must name every class of the training data exactly once")
+        raise ValueError("the order must contain every class of the training data exactly once")
     return names, "given"
 
 
-def _groups(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tuple[ClassName, ...]]:
+def _split_classes(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tuple[ClassName, ...]]:
     if isinstance(sizes, int | np.integer):
         if sizes < 1:
             raise ValueError(f"a task needs at least one class, got sizes={sizes}")
@@ -127,7 +129,7 @@ def _groups(classes: list[ClassName], sizes: int | Sequence[int]) -> Iterator[tu
 
 
 def _hold_out(labels: list[ClassName], classes: Sequence[ClassName], share: float, seed: int) -> set[int]:
-    """Draw the indices held out for validation, `share` of each class."""
+    """Draw the indices that are held out for validation, a fraction of `share` of each class."""
     if share == 0:
         return set()
     generator = np.random.default_rng(seed)
@@ -141,24 +143,24 @@ def _hold_out(labels: list[ClassName], classes: Sequence[ClassName], share: floa
 
 def _labels_of(data: Data) -> list[ClassName]:
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return plain_labels(data[1])
+        return as_labels(data[1])
     if isinstance(data, Dataset):
         known = known_labels(data)
         if known is None:
             known = [data[index][1] for index in range(len(data))]  # pyright: ignore[reportArgumentType]
-        return plain_labels(known)
+        return as_labels(known)
     raise TypeError(f"expected a torch Dataset or a pair (images, labels), got {type(data).__name__}")
 
 
-def _positions(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[int]:
+def _indices_of(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[int]:
     wanted = set(group)
     return [index for index, label in enumerate(labels) if label in wanted]
 
 
-def _converted(data: Data) -> Data:
-    """Return data of which parts can be taken at no cost."""
+def _convert(data: Data) -> Data:
+    """Return a pair as a tensor and a list, which are cheap to take subsets of; a `Dataset` unchanged."""
     is_pair = isinstance(data, (tuple, list)) and len(data) == 2
-    return (as_images(data[0]), plain_labels(data[1])) if is_pair else data
+    return (as_images(data[0]), as_labels(data[1])) if is_pair else data
 
 
 def _subset(data: Data, indices: list[int]) -> Any:

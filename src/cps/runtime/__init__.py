@@ -1,1 +1,1 @@
-"""Devices, seeds, locks and CUDA graphs: what the rest runs on."""
+"""Devices, seeding, locks, CUDA graphs and text formatting. Imports no other room."""

@@ -1,19 +1,21 @@
-"""Devices: where work runs, through lightning-fabric: one CPU, one GPU, or many processes on many machines."""
+"""Run on one CPU, one GPU or many processes, through lightning-fabric; and the precision of what runs there."""
 
 import atexit
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from cps.runtime.locks import SharedSettings
+
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # others cannot hold sealed weights, or those of a head
+ACCELERATORS = ("auto", "cpu", "cuda", "gpu", "mps")
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # the others would change the type of sealed weights and heads
 
 
 def make_fabric(
@@ -23,74 +25,80 @@ def make_fabric(
     precision: Any = None,
     nodes: int = 1,
 ) -> "Fabric":
-    """Return a launched Fabric: one process, or one for each of several devices.
+    """Return a launched Fabric with one process per device.
 
-    `precision` is bf16-mixed on a GPU and 32-true elsewhere, unless given.
+    The default `precision` is bf16-mixed on a CUDA GPU and 32-true elsewhere.
     """
-    _check(accelerator, precision)
+    _check_options(accelerator, precision)
     lightning = _lightning_fabric()
-    several = devices * nodes > 1
-    # A single process needs no cluster; looking for one starts MPI where it is installed, for ten seconds.
-    alone = lightning.plugins.environments.LightningEnvironment()
-    with _quietly(lightning):
+    is_distributed = devices * nodes > 1
+    # A single process needs no cluster. Lightning's search for one starts MPI where it is installed, which takes 10 s.
+    single_process = lightning.plugins.environments.LightningEnvironment()
+    with _silence_info(lightning):
         fabric = lightning.Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
             precision=precision or ("bf16-mixed" if _is_cuda(accelerator) else "32-true"),
-            strategy="ddp_find_unused_parameters_true" if several else "auto",
-            plugins=None if several else alone,
+            strategy="ddp_find_unused_parameters_true" if is_distributed else "auto",
+            plugins=None if is_distributed else single_process,
         )
-        return ready(fabric)
+        return launch(fabric)
 
 
 @contextmanager
-def _quietly(lightning: Any) -> Iterator[None]:
-    """Keep to ourselves what lightning tells of every device: its advice is about settings that cps makes itself."""
+def _silence_info(lightning: Any) -> Iterator[None]:
+    """Hide lightning's info messages about the device: they advise on settings that cps makes itself."""
     logger = logging.getLogger(f"{lightning.__name__}.utilities.rank_zero")
 
-    def is_grave(record: logging.LogRecord) -> bool:
+    def is_warning(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING
 
-    logger.addFilter(is_grave)
+    logger.addFilter(is_warning)
     try:
         yield
     finally:
-        logger.removeFilter(is_grave)
+        logger.removeFilter(is_warning)
 
 
-def _check(accelerator: str, precision: Any) -> None:
-    """Refuse what cannot be, in fewer words than lightning has."""
-    known = ("auto", "cpu", "cuda", "gpu", "mps")
-    if accelerator not in known:
-        raise ValueError(f"there is no accelerator '{accelerator}'; there are: {', '.join(known)}")
+def _check_options(accelerator: str, precision: Any) -> None:
+    """Raise `ValueError` for an accelerator or a precision that cannot be used here."""
+    if accelerator not in ACCELERATORS:
+        raise ValueError(f"unknown accelerator '{accelerator}'; choose from: {', '.join(ACCELERATORS)}")
     if accelerator in ("cuda", "gpu") and not torch.cuda.is_available():
-        raise ValueError("there is no GPU that torch could use here; take the accelerator cpu")
+        raise ValueError(f"accelerator '{accelerator}' needs a GPU, but torch finds none; use accelerator 'cpu'")
     if accelerator == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("there is no Apple GPU that torch could use here; take the accelerator cpu")
+        raise ValueError("accelerator 'mps' needs an Apple GPU, but torch finds none; use accelerator 'cpu'")
     if precision == "16-mixed" and not (_is_cuda(accelerator) or accelerator == "mps"):
-        raise ValueError("precision 16-mixed needs a GPU; take bf16-mixed or 32-true")
-    if isinstance(precision, str) and precision not in PRECISIONS:
-        raise ValueError(f"precision '{precision}' cannot be used; there are: {', '.join(PRECISIONS)}")
+        raise ValueError("precision '16-mixed' needs a GPU; use 'bf16-mixed' or '32-true'")
+    if isinstance(precision, str):
+        _check_precision(precision)
+
+
+def _check_precision(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"unsupported precision '{precision}'; choose from: {', '.join(PRECISIONS)}")
 
 
 def _is_cuda(accelerator: str) -> bool:
     return accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
 
 
-def ready(fabric: "Fabric") -> "Fabric":
-    """Return the fabric launched; refuse a precision that would store weights in other numbers than theirs."""
-    if precision_of(fabric) not in PRECISIONS:
-        raise ValueError(f"precision {precision_of(fabric)} cannot be used; there are: {', '.join(PRECISIONS)}")
+def launch(fabric: "Fabric") -> "Fabric":
+    """Launch a fabric if it is not running yet, and return it.
+
+    Raise `ValueError` if its precision would store weights in another type than theirs.
+    """
+    _check_precision(precision_of(fabric))
     if not fabric._launched:
         fabric.launch()
         if fabric.world_size > 1:
-            atexit.register(_leave_the_others)
+            atexit.register(_leave_process_group)
     return fabric
 
 
-def _leave_the_others() -> None:
-    """Take leave of the other processes; threads of torch that still wait for them would abort this one at its end."""
+def _leave_process_group() -> None:
+    """Leave the other processes; torch's threads that still wait for them would abort this process at its exit."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
@@ -100,34 +108,9 @@ def precision_of(fabric: "Fabric") -> str:
     return str(fabric.strategy.precision.precision)
 
 
-class _Switches:
-    """Switches of the process, held for a while; of several threads that do so at once, the last puts them back."""
-
-    def __init__(self, switches: Sequence[tuple[Any, str, Any]]):
-        self._switches = switches
-        self._lock, self._holders, self._before = threading.Lock(), 0, []
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self._lock:
-            if self._holders == 0:
-                self._before = [getattr(owner, name) for owner, name, _ in self._switches]
-                for owner, name, value in self._switches:
-                    setattr(owner, name, value)
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if self._holders == 0:
-                    for (owner, name, _), value in zip(self._switches, self._before, strict=True):
-                        setattr(owner, name, value)
-
-
 _BACKENDS: Any = torch.backends
-_SAME_BITS = _Switches([(_BACKENDS.cudnn, "benchmark", False), (_BACKENDS.cudnn, "deterministic", True)])
-_FULL_PRECISION = _Switches(
+_DETERMINISTIC_CUDNN = SharedSettings([(_BACKENDS.cudnn, "benchmark", False), (_BACKENDS.cudnn, "deterministic", True)])
+_FULL_PRECISION = SharedSettings(
     [(_BACKENDS.cudnn.conv, "fp32_precision", "ieee"), (_BACKENDS.cuda.matmul, "fp32_precision", "ieee")]
     if hasattr(_BACKENDS.cudnn, "conv")
     else [(_BACKENDS.cudnn, "allow_tf32", False), (_BACKENDS.cuda.matmul, "allow_tf32", False)]  # before torch 2.9
@@ -135,25 +118,25 @@ _FULL_PRECISION = _Switches(
 
 
 def deterministic_cudnn() -> AbstractContextManager[None]:
-    """Use only such convolutions of cuDNN's as give the same bits each time."""
-    return _SAME_BITS.held()
+    """Use only cuDNN convolutions that give the same bits every time."""
+    return _DETERMINISTIC_CUDNN.applied()
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Let a GPU keep all bits of a float32 number, which it does not by default."""
-    with _FULL_PRECISION.held(), deterministic_cudnn():
+    """Compute in full float32 on a GPU, instead of the shorter TF32 that torch may use."""
+    with _FULL_PRECISION.applied(), deterministic_cudnn():
         yield
 
 
 def cuda_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Let streams, graphs and kernels of ours be of this GPU; each thread has a current one of its own."""
+    """Make a GPU the current one, so that our streams, graphs and kernels use it; each thread has its own."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def without_autocast(device: torch.device) -> Iterator[None]:
-    """Keep an autocast of the caller's away, and its cache of weights, which would go on with those before a step."""
+    """Disable the caller's autocast, and its cache of cast weights, which would be stale after an optimizer step."""
     before = torch.is_autocast_enabled(device.type), torch.is_autocast_cache_enabled()
     torch.set_autocast_enabled(device.type, False)
     torch.set_autocast_cache_enabled(False)
@@ -164,32 +147,33 @@ def without_autocast(device: torch.device) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before[1])
 
 
+def as_float64(values: Tensor) -> Tensor:
+    """Return values as float64; on the CPU if they are on an Apple GPU, which has no float64."""
+    return (values.cpu() if values.device.type == "mps" else values).double()
+
+
 def average_buffers(model: nn.Module, fabric: "Fabric") -> None:
-    """Make running statistics equal on all ranks: each has seen other images since the last step."""
+    """Average the running statistics of all ranks in place, since each rank has seen different images."""
     if fabric.world_size == 1:
         return
     for buffer in model.buffers():
         if buffer.is_floating_point():
             buffer.copy_(torch.as_tensor(fabric.all_reduce(buffer.clone(), reduce_op="mean")))
         else:
-            buffer.copy_(fabric.broadcast(buffer.cpu(), src=0))  # as a pickle knows its device
-
-
-def as_float64(values: Tensor) -> Tensor:
-    """Return values as float64, on the CPU where their device, an Apple GPU, has no such numbers."""
-    return (values.cpu() if values.device.type == "mps" else values).double()
+            buffer.copy_(fabric.broadcast(buffer.cpu(), src=0))  # a pickled tensor keeps its device, so send from CPU
 
 
 def broadcast(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]:
-    """Return what rank 0 has, on the device of each rank; they travel by the CPU, as a pickle knows its device."""
+    """Return the tensors of rank 0, on the device of each rank."""
     if fabric.world_size == 1:
         return tensors
-    found = fabric.broadcast({name: value.cpu() for name, value in tensors.items()})
-    return {name: value.to(fabric.device) for name, value in found.items()}
+    # A pickled tensor keeps its device, so they are sent from the CPU.
+    received = fabric.broadcast({name: value.cpu() for name, value in tensors.items()})
+    return {name: value.to(fabric.device) for name, value in received.items()}
 
 
 def on_rank_zero(fabric: "Fabric", do: Callable[[], None]) -> None:
-    """Let rank 0 do something for all, who wait; if it fails, all fail."""
+    """Call a function on rank 0 while the other ranks wait; if it raises, all ranks raise."""
     failure: Exception | None = None
     if fabric.is_global_zero:
         try:
@@ -197,17 +181,17 @@ def on_rank_zero(fabric: "Fabric", do: Callable[[], None]) -> None:
         except Exception as error:
             failure = error
     if fabric.broadcast(failure is not None):
-        raise failure or RuntimeError("rank 0 has failed; it says why")
+        raise failure or RuntimeError("rank 0 failed; see its error message")
     fabric.barrier()
 
 
 def gather_rows(rows: Tensor, fabric: "Fabric") -> Tensor:
-    """Return the rows of all ranks, one after the other; each may have another number of them."""
+    """Return the rows of two or more ranks, in the order of the ranks; their numbers of rows may differ."""
     numbers = torch.as_tensor(fabric.all_gather(torch.tensor(len(rows), device=rows.device))).tolist()
     padded = rows.new_zeros(max(numbers), *rows.shape[1:])
     padded[: len(rows)] = rows
-    every = torch.as_tensor(fabric.all_gather(padded))
-    return torch.cat([part[:number] for part, number in zip(every, numbers, strict=True)])
+    gathered = torch.as_tensor(fabric.all_gather(padded))
+    return torch.cat([part[:number] for part, number in zip(gathered, numbers, strict=True)])
 
 
 def _lightning_fabric() -> Any:
@@ -216,7 +200,7 @@ def _lightning_fabric() -> Any:
         import lightning_fabric.plugins.environments
 
         return lightning_fabric
-    except ModuleNotFoundError:  # the `lightning` distribution has the same in another place
+    except ModuleNotFoundError:  # the `lightning` distribution has the same package under another name
         import lightning.fabric  # pyright: ignore[reportMissingImports]
         import lightning.fabric.plugins.environments  # pyright: ignore[reportMissingImports]
 

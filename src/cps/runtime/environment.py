@@ -1,5 +1,6 @@
-"""The machine: what results were made on, in words."""
+"""Describe the hardware and software that a result was produced on."""
 
+import os
 import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def describe_device(fabric: "Fabric") -> str:
-    """Return what the run ran on, in words."""
+    """Return the name and number of the devices of a run."""
     if fabric.device.type == "cuda":
         return f"{fabric.world_size} x {torch.cuda.get_device_name(fabric.device)}"
     name = platform.processor() or platform.machine()
@@ -25,11 +26,19 @@ def describe_device(fabric: "Fabric") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
+    """Return the versions of the software that a result depends on."""
     return {"cps": cps.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def reproducibility_context(device: torch.device) -> str:
-    """Return the hardware and software that answers depend on to the bit."""
+    """Return the hardware and software on which predictions depend to the bit."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} thread(s)"
     return f"torch {torch.__version__}, {platform.machine()}, {where}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def free_memory() -> int:
+    """Return the free memory in bytes, or 8 GiB if the system does not report it."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 8 * 2**30

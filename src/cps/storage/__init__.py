@@ -1,1 +1,1 @@
-"""Files that survive crashes and refuse damage."""
+"""Files: the safetensors container, atomic writes, locks, encoded settings, reloading."""

@@ -1,12 +1,13 @@
-"""A lock on a file that two programs must not change at once; the system takes it off one that was killed."""
+"""Lock a file that only one program at a time may change. The system releases the lock of a killed program."""
 
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from cps.storage.container import folder_of
+from filelock import FileLock, Timeout
+
+from cps.storage.atomic import writable_folder
 
 
 class LockedError(RuntimeError):
@@ -17,60 +18,55 @@ class LockedError(RuntimeError):
 def locked(path: str | Path) -> Iterator[None]:
     """Hold the lock of a file, which need not exist; raise `LockedError` if another program holds it.
 
-    The lock is on a hidden file beside it, which is removed at the end.
+    The lock is a hidden file beside it, which is removed at the end.
     """
     path = Path(path).resolve()
     if path.is_dir():
         raise IsADirectoryError(f"'{path}' is a folder, not a file")
-    beside = path.with_name(f".{path.name}.lock")
-    with folder_of(path):
-        descriptor = _opened(beside, path)
+    lock_file = path.with_name(f".{path.name}.lock")
+    with writable_folder(path):
+        lock_file.touch()
+    lock = _acquire(lock_file, path)
     try:
         yield
     finally:
-        if os.name == "posix":
-            beside.unlink(missing_ok=True)  # while it is held, so that nobody waits for a file that is gone
-        os.close(descriptor)
-        with suppress(OSError):  # Windows removes no file that is open
-            if os.name != "posix":
-                beside.unlink(missing_ok=True)
+        if os.name == "posix":  # on Windows, `release` removes the file
+            lock_file.unlink(missing_ok=True)  # before the release: after it, the file may be another program's lock
+        lock.release()
 
 
-def _opened(beside: Path, path: Path) -> int:
-    """Return the descriptor of the lock's file, locked."""
+class _RemovedError(Exception):
+    """The lock file was removed by its last holder after we had opened it, so a lock on it excludes nobody."""
+
+
+def _acquire(lock_file: Path, path: Path) -> FileLock:
+    def check_not_removed(descriptor: int) -> None:
+        # filelock checks this by the number of links, but NFS only renames a removed file that is still open.
+        if os.name == "posix" and not _is_same_file(descriptor, lock_file):
+            raise _RemovedError
+
+    # No soft lock as a fallback: that would outlive a killed program.
+    lock = FileLock(lock_file, fallback_to_soft=False, on_acquired=check_not_removed)
     while True:
-        descriptor = os.open(beside, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _lock(descriptor)
-        except (BlockingIOError, PermissionError):
-            os.close(descriptor)
-            raise LockedError(
-                f"another program is changing '{path}' now; wait until it is done, then give the command again"
-            ) from None
+            lock.acquire(timeout=0)
+            return lock
+        except _RemovedError:
+            continue
+        except Timeout:
+            if lock_file.exists():  # else it was removed, as above
+                raise LockedError(
+                    f"another program is changing '{path}'; wait until it has finished, then run the command again"
+                ) from None
         except OSError as error:
-            os.close(descriptor)
-            beside.unlink(missing_ok=True)
+            lock_file.unlink(missing_ok=True)
             raise RuntimeError(
-                f"the file system of '{path}' knows no locks ({error.strerror}); keep the model on another one"
+                f"the file system of '{path}' does not support locks ({error.strerror}); use another file system"
             ) from None
-        if os.name != "posix" or _is_same(descriptor, beside):
-            return descriptor
-        os.close(descriptor)  # its last holder removed it between our two steps
 
 
-def _lock(descriptor: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _is_same(descriptor: int, beside: Path) -> bool:
+def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), beside.stat())
+        return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
         return False

@@ -1,4 +1,4 @@
-"""Following a file: what was made of it is made anew when it changes."""
+"""Reload a file when it changes."""
 
 import logging
 import time
@@ -6,41 +6,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from cps.storage.container import stamp_of
+from cps.storage.atomic import file_version
 
 log = logging.getLogger(__name__)
 
-AGAIN = 60.0  # seconds after which a file that was no good is tried once more: memory may be free again
+RETRY_SECONDS = 60.0  # after which a file that failed to load is tried again: there may be memory for it now
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class ReloadedFile(Generic[Made]):
-    """What was made of a file. Where a changed file is no good, the old thing stays, and `problem` says why."""
+class ReloadedFile(Generic[Value]):
+    """A value loaded from a file. If a changed file fails to load, the old value stays and `problem` says why."""
 
-    def __init__(self, path: Path, make: Callable[[], Made]):
+    def __init__(self, path: Path, load: Callable[[], Value]):
         self.problem: str | None = None
-        self._path, self._make, self._stamp = path, make, stamp_of(path)
-        self._tried = 0.0
-        self.made = make()
+        self._path, self._load, self._version = path, load, file_version(path)
+        self._failed_at = 0.0
+        self.value = load()
 
     def refresh(self) -> bool:
-        """Make it anew if the file has changed, and say whether that was done."""
-        stamp = stamp_of(self._path)
-        is_due = self.problem is not None and time.monotonic() > self._tried + AGAIN
-        if stamp == self._stamp and not is_due:
+        """Load the file again if it has changed; return True if there is a new value."""
+        version = file_version(self._path)
+        is_retry_due = self.problem is not None and time.monotonic() > self._failed_at + RETRY_SECONDS
+        if version == self._version and not is_retry_due:
             return False
-        self._stamp = stamp
+        self._version = version
         try:
-            self.made = self._make()
+            self.value = self._load()
         except Exception as error:  # whatever is wrong with the new file
-            self._note(str(error).encode("utf-8", "replace").decode())
+            self._set_problem(str(error).encode("utf-8", "replace").decode())
             return False
         self.problem = None
         return True
 
-    def _note(self, problem: str) -> None:
-        self._tried = time.monotonic()
+    def _set_problem(self, problem: str) -> None:
+        self._failed_at = time.monotonic()
         if problem != self.problem:
-            log.warning("the old model stays: %s", problem)
+            log.warning("keeping the old model: %s", problem)
         self.problem = problem

@@ -98,10 +98,10 @@ def encode(value: Any) -> Any:
     if _TYPES.get(type(value).__name__) is type(value):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": type(value).__name__, **fields}
-    return {"type": None, "was": printed(repr(value))[:200]}
+    return {"type": None, "was": stable_str(repr(value))[:200]}
 
 
-def printed(value: Any) -> str:
+def stable_str(value: Any) -> str:
     """Return `str(value)` without memory addresses, which differ between runs."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 

@@ -1,0 +1,106 @@
+"""Fabrics, precision and what several processes share; with several processes: tests/training/test_distributed.py."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import cps
+from cps.runtime import devices
+from cps.runtime.devices import (
+    average_buffers,
+    broadcast,
+    deterministic_cudnn,
+    full_precision,
+    launch,
+    on_rank_zero,
+    precision_of,
+    without_autocast,
+)
+from samples import ACCELERATOR
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accelerator": "tpu"}, "unknown accelerator 'tpu'; choose from: auto, cpu, cuda, gpu, mps"),
+        ({"accelerator": "cpu", "precision": "16-mixed"}, "precision '16-mixed' needs a GPU; use 'bf16-mixed'"),
+        ({"accelerator": "cpu", "precision": "64-true"}, "unsupported precision '64-true'; choose from: 32-true"),
+    ],
+)
+def test_options_that_cannot_be_used_raise(options, message):
+    with pytest.raises(ValueError, match=message):
+        cps.make_fabric(**options)
+
+
+def test_missing_gpus_raise(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="accelerator 'cuda' needs a GPU, but torch finds none; use accelerator 'cpu'"):
+        cps.make_fabric(accelerator="cuda")
+    with pytest.raises(ValueError, match="accelerator 'mps' needs an Apple GPU"):
+        cps.make_fabric(accelerator="mps")
+
+
+def test_a_fabric_is_launched_once():
+    fabric = cps.make_fabric(accelerator="cpu")
+    assert precision_of(fabric) == "32-true"
+    assert launch(fabric) is fabric
+    unsupported = devices._lightning_fabric().Fabric(accelerator="cpu", devices=1, precision="64-true")
+    with pytest.raises(ValueError, match="unsupported precision '64-true'"):
+        launch(unsupported)
+
+
+def test_one_process_shares_with_itself():
+    fabric = cps.make_fabric(accelerator="cpu")
+    tensors = {"a": torch.ones(2)}
+    assert broadcast(tensors, fabric) is tensors
+    norm = nn.BatchNorm1d(2)
+    average_buffers(norm, fabric)
+    assert norm.running_var.tolist() == [1, 1]
+
+
+def test_an_error_on_rank_zero_is_raised():
+    fabric, done = cps.make_fabric(accelerator="cpu"), []
+    on_rank_zero(fabric, lambda: done.append(1))
+    assert done == [1]
+
+    def fail():
+        raise KeyError("why")
+
+    with pytest.raises(KeyError, match="why"):
+        on_rank_zero(fabric, fail)
+
+
+def test_switches_of_torch_are_set_and_restored(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with deterministic_cudnn():
+        assert torch.backends.cudnn.deterministic
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark
+    before = torch.backends.cuda.matmul.fp32_precision
+    with full_precision():
+        assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.cudnn.deterministic
+    assert torch.backends.cuda.matmul.fp32_precision == before
+
+
+def test_autocast_of_the_caller_is_disabled():
+    layer, values = nn.Linear(2, 2), torch.ones(1, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(values).dtype == torch.bfloat16
+        with without_autocast(torch.device("cpu")):
+            assert layer(values).dtype == torch.float32
+        assert layer(values).dtype == torch.bfloat16
+
+
+def test_the_information_that_lightning_logs_about_devices_is_suppressed():
+    lightning = devices._lightning_fabric()
+    logged, listener = [], logging.Handler()
+    listener.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger(f"{lightning.__name__}.utilities.rank_zero").addHandler(listener)
+    cps.make_fabric(accelerator=ACCELERATOR, precision="bf16-mixed")
+    assert not logged
+    lightning.Fabric(accelerator=ACCELERATOR, precision="bf16-mixed", devices=1)
+    assert "bfloat16" in logged[0]
