@@ -16,6 +16,7 @@ from .data.normalize import Normalize as Normalize
 from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
 from .evaluation.evaluator import evaluate as evaluate
+from .evaluation.results import Evaluation as Evaluation, Metrics as Metrics
 from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as AllTasksOutput
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
@@ -37,10 +38,15 @@ from .pruning.base import Pruner as Pruner
 from .pruning.magnitude import Magnitude as Magnitude
 from .pruning.nnrelief import NNrelief as NNrelief
 from .runtime.devices import make_fabric as make_fabric
-from .selection.base import GraphSelector as GraphSelector, LinkedSelector as LinkedSelector, Oracle as Oracle, Selector as Selector
+from .selection.base import (
+    GraphSelector as GraphSelector,
+    LinkedSelector as LinkedSelector,
+    Oracle as Oracle,
+    Selector as Selector,
+)
+from .selection.cascade import Cascade as Cascade
 from .selection.importance_signature import ImportanceSignature as ImportanceSignature
 from .selection.max_output import MaxOutput as MaxOutput
-from .selection.cascade import Cascade as Cascade
 from .selection.predict import Prediction as Prediction
 from .selection.stream import Stream as Stream
 from .storage.container import FileError as FileError

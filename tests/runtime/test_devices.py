@@ -104,3 +104,10 @@ def test_the_information_that_lightning_logs_about_devices_is_suppressed():
     assert not logged
     lightning.Fabric(accelerator=ACCELERATOR, precision="bf16-mixed", devices=1)
     assert "bfloat16" in logged[0]
+
+
+def test_a_single_process_does_not_search_for_a_cluster(monkeypatch):
+    from lightning_fabric.plugins.environments import MPIEnvironment
+
+    monkeypatch.setattr(MPIEnvironment, "detect", lambda: pytest.fail("MPI was started"))
+    assert cps.make_fabric(accelerator="cpu").world_size == 1

@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import torch
 
-from cps.runtime.locks import RNG_LOCK
+from cps.runtime.process_state import RNG_LOCK
 from cps.runtime.seeding import derive_seed, generator, seeded
 
 CPU = torch.device("cpu")

@@ -1,11 +1,11 @@
 """Turn raw images into the pixels that a backbone reads: scale bytes to 0..1 and normalise."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from cps.runtime.process_state import constant
 from cps.storage.settings_codec import NumericSettings, setting
 
 
@@ -94,12 +94,7 @@ def _normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def _on_device(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the values as a tensor, made once per device: a captured step must not copy from the CPU."""
+    """Return the values as a cached tensor."""
     if torch.compiler.is_compiling():  # then it becomes a constant of the compiled code
         return torch.tensor(values, device=device, dtype=dtype)
-    return _cached_tensor(values, device, dtype)
-
-
-@lru_cache
-def _cached_tensor(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    return torch.tensor(values, device=device, dtype=dtype)
+    return constant(values, device, dtype)

@@ -1,1 +1,1 @@
-"""Subnetworks for programs without cps."""
+"""Export subnetworks to files for programs that do not use cps."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from cps.runtime.locks import CAPTURE_LOCK, RNG_LOCK, STREAMS_LOCK, CopyableLock
+from cps.runtime.process_state import CAPTURE_LOCK, RNG_LOCK, STREAMS_LOCK, CopyableLock
 from cps.runtime.text import first_line
 
 log = logging.getLogger(__name__)

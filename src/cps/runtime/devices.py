@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from cps.runtime.locks import SharedSettings
+from cps.runtime.process_state import SharedSettings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from cps.runtime.locks import RNG_LOCK
+from cps.runtime.process_state import RNG_LOCK
 
 
 def derive_seed(*key: int) -> int:

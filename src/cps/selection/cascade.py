@@ -7,19 +7,19 @@ from those of all later tasks, modelling every class as a normal distribution.
 """
 
 import weakref
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from cps.network.outputs import Evidence, Outputs, pair_outputs
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.cuda_graphs import CapturedFunction
 from cps.runtime.devices import as_float64
+from cps.runtime.process_state import PRECOMPUTED, SELECTOR_GRAPHS
 from cps.selection.base import Statistics
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting
@@ -29,9 +29,6 @@ MIN_SIZE = 4  # components of any task
 MAX_GRAPH_IMAGES = 256  # up to this many images, launching the kernels takes a GPU longer than running them
 MAX_EXACT_FEATURES = 1024  # above this many features, principal components are found by subspace iteration ...
 ITERATIONS = 8  # ... in this many passes over the images
-
-_PRECOMPUTED: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by last task's means, then settings
-_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()  # by first task's means, then settings
 
 
 @setting
@@ -106,7 +103,7 @@ class Cascade(NumericSettings):
     def _precompute_once(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return `precompute(statistics)`, cached for as long as the same statistics exist."""
         means = [kept["means"] for kept in statistics]
-        known = _PRECOMPUTED.setdefault(means[-1], {})
+        known = PRECOMPUTED.setdefault(means[-1], {})
         found = known.get(self)
         if (
             found is None
@@ -124,7 +121,7 @@ class Cascade(NumericSettings):
         def score(*parts: Tensor) -> list[Tensor]:
             return [self.score_images(pair_outputs(parts), precomputed)]
 
-        known = _GRAPHS.setdefault(statistics[0]["means"], {})
+        known = SELECTOR_GRAPHS.setdefault(statistics[0]["means"], {})
         if self not in known or known[self][0] is not precomputed:
             known[self] = precomputed, CapturedFunction(score)
         (scores,) = known[self][1](*(part for outputs in evidence for part in outputs))

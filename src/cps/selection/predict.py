@@ -18,7 +18,7 @@ from cps.selection.rejection import is_known
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """The class of each image, the task it was found in, and how certain both are.
 

@@ -1,1 +1,1 @@
-"""A subnetwork as a small network of its own."""
+"""A subnetwork as a compact network that holds only the channels it uses."""

@@ -1,4 +1,4 @@
-"""Miniatures: the small networks of sealed subnetworks, made when first asked for and kept."""
+"""Cache of the compact networks of sealed subnetworks, created on first use."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -6,23 +6,27 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from cps.network.compact.extraction import extracted
-from cps.network.compact.parallel_inference import ParallelInference, fastest_form
+from cps.network.compact.extraction import extract_compact
+from cps.network.compact.parallel_inference import ParallelInference, convert_for_device
 from cps.network.outputs import Outputs, concatenate
-from cps.network.partition import in_channels_last
+from cps.network.partition import as_channels_last
 from cps.network.subnetwork import Subnetwork
 
-MAX_CACHED = 8  # that are kept ready
-SMALL = 2**24  # weights up to which a GPU takes longer to start the work on an image than to do it
+MAX_CACHED = 8  # combinations of tasks whose ParallelInference is kept
+LAUNCH_BOUND = 2**24  # parameters below which a GPU takes longer to launch a network's kernels than to run them
 
 
 class CompactCache:
-    """Small networks by task, where they pay, as they predict in a crowd."""
+    """The compact networks by task, where they are worthwhile, and their parallel inference."""
 
     def __init__(
         self, backbone: nn.Module, tensors_of: Callable[[int], dict[str, Tensor]], sample: Callable[[], Tensor]
     ):
-        """Take what turns the backbone into a task's, and a function that returns some pixels to try networks on."""
+        """Store the backbone and two functions.
+
+        `tensors_of(task)` returns the tensors that turn the backbone into the task's network. `sample()` returns some
+        pixels on which compact networks are compared with the backbone.
+        """
         self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
         self._networks: dict[int, nn.Module | None] = {}
         self._parallel: dict[tuple[int, ...], ParallelInference] = {}
@@ -30,83 +34,86 @@ class CompactCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parallel": {}}  # a CUDA graph cannot be copied
 
-    def extracted(self, task: int) -> nn.Module | None:
-        """Return the task's small network, made anew, or None where there can be none."""
-        return extracted(self._backbone, self._tensors_of(task), self._sample())
+    def extract(self, task: int) -> nn.Module | None:
+        """Return a new compact network of the task, or None if it cannot be extracted."""
+        return extract_compact(self._backbone, self._tensors_of(task), self._sample())
 
     def is_worthwhile(self, task: int) -> bool:
-        """Say whether the task predicts by its small network.
+        """Return True if the task predicts with its compact network.
 
-        It does where that is less than half as large as the backbone; on a GPU also where it is not, but small enough
-        that starting its layers one by one takes most of the time.
+        It does if that has less than half the parameters of the backbone. On a GPU it also does if the network is so
+        small that launching its kernels one by one takes most of the time.
         """
         if task not in self._networks:
-            small, pixels = self.extracted(task), self._sample()
-            limit = SMALL if pixels.is_cuda else 0
-            is_worthwhile = small is not None and _size(small) < max(_size(self._backbone) / 2, limit)
-            self._networks[task] = fastest_form(small, pixels) if small is not None and is_worthwhile else None
+            compact, pixels = self.extract(task), self._sample()
+            limit = LAUNCH_BOUND if pixels.is_cuda else 0
+            is_small = compact is not None and _num_parameters(compact) < max(
+                _num_parameters(self._backbone) / 2, limit
+            )
+            self._networks[task] = convert_for_device(compact, pixels) if compact is not None and is_small else None
         return self._networks[task] is not None
 
     def outputs(self, batches: Iterable[Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
-        """Return what tasks that pay say about batches of pixels, given the subnetwork of each.
+        """Return the outputs of tasks with worthwhile compact networks for batches of pixels.
 
-        Those that look equally often are a crowd: how images are shared out, and so the bits, depends on that alone.
+        Tasks with equally many views run together: the number of views alone decides how images are split into
+        batches, and so the bits.
         """
         if not subnetworks:
             return {}
         groups: dict[int, dict[int, Subnetwork]] = {}
-        for task, each in subnetworks.items():
-            groups.setdefault(len(each.views), {})[task] = each
-        found: dict[int, list[Outputs]] = {task: [] for task in subnetworks}
+        for task, subnetwork in subnetworks.items():
+            groups.setdefault(len(subnetwork.views), {})[task] = subnetwork
+        parts: dict[int, list[Outputs]] = {task: [] for task in subnetworks}
         for pixels in batches:
-            for views, group in groups.items():
-                for task, outputs in zip(group, self._parallel_of(group, views)(pixels), strict=True):
-                    found[task].append(outputs)
-        return {task: concatenate(parts) for task, parts in found.items()}
+            for num_views, group in groups.items():
+                for task, outputs in zip(group, self._parallel_inference(group, num_views)(pixels), strict=True):
+                    parts[task].append(outputs)
+        return {task: concatenate(of_task) for task, of_task in parts.items()}
 
-    def _parallel_of(self, subnetworks: Mapping[int, Subnetwork], views: int) -> ParallelInference:
-        """Return the small networks of tasks that look equally often as a crowd; the last few crowds are kept."""
+    def _parallel_inference(self, subnetworks: Mapping[int, Subnetwork], num_views: int) -> ParallelInference:
+        """Return the parallel inference of tasks with equally many views; the most recently used ones are kept."""
         tasks = tuple(subnetworks)
         parallel = self._parallel.pop(tasks, None)
         if parallel is None:
-            onlookers = [
-                CompactSubnetwork(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()
+            branches = [
+                CompactSubnetwork(cast(nn.Module, self._networks[task]), subnetwork)
+                for task, subnetwork in subnetworks.items()
             ]
-            parallel = ParallelInference(onlookers, views)
-        self._parallel[tasks] = parallel  # as the last that was used
+            parallel = ParallelInference(branches, num_views)
+        self._parallel[tasks] = parallel  # at the end: the most recently used
         if len(self._parallel) > MAX_CACHED:
             del self._parallel[next(iter(self._parallel))]
         return parallel
 
-    def forget(self) -> None:
-        """Keep nothing."""
+    def clear(self) -> None:
+        """Remove everything; compact networks are created again on next use."""
         self._networks.clear()
         self._parallel.clear()
 
     def release_images(self) -> None:
-        """Keep no pixel of what was looked at; captured graphs hold some."""
+        """Remove captured CUDA graphs, which hold the pixels of the last batch."""
         self._parallel.clear()
 
 
 @dataclass(frozen=True, eq=False)
 class CompactSubnetwork:
-    """A small network with the looks and the head of its subnetwork."""
+    """A compact network with the views and the head of its subnetwork."""
 
     network: nn.Module
     subnetwork: Subnetwork
 
-    def look(self, pixels: Tensor) -> Tensor:
-        """Return features at all looks."""
-        return self.subnetwork.look(pixels, self._features)
+    def view_features(self, pixels: Tensor) -> Tensor:
+        """Return the features of every view of the pixels."""
+        return self.subnetwork.view_features(pixels, self._features)
 
-    def say(self, seen: Tensor) -> Outputs:
-        """Return the outputs for what was seen."""
-        return self.subnetwork.say(seen)
+    def outputs(self, features: Tensor) -> Outputs:
+        """Return features and logits, averaged over the views."""
+        return self.subnetwork.outputs(features)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        return self.network(in_channels_last(pixels))  # turned images are not so any more
+        return self.network(as_channels_last(pixels))  # rotated images are no longer laid out channels last
 
 
-def _size(network: nn.Module) -> int:
-    """Return how many weights and other parameters a network has."""
+def _num_parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())

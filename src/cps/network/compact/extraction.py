@@ -1,8 +1,8 @@
-"""Extraction: a sealed subnetwork as a small network of its own.
+"""Extract a sealed subnetwork as a compact network.
 
-Channels that no kernel of the subnetwork reads are removed from every layer that carries them, and batch norm
-layers are folded into the convolutions before them. The module's graph is traced; where it cannot be, or where an
-operation is not known, nothing is removed there.
+The backbone is traced. Batch norm layers are folded into the convolutions before them, and channels that no connection
+of the subnetwork reads are removed from every layer that carries them. Channels of unknown operations are all kept; a
+backbone that cannot be traced is not compacted at all.
 """
 
 import copy
@@ -17,17 +17,17 @@ from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.data.normalize import Prepare, as_floats
-from cps.data.rotations import class_logits, mean_of
-from cps.network.compact.fx_tracing import ADDITIONS, RELUS, traced
+from cps.data.rotations import average_views, class_logits
+from cps.network.compact.fx_tracing import ADDITIONS, RELUS, trace_module
 from cps.network.outputs import Outputs, are_close
 from cps.network.partition import set_tensors
 from cps.network.subnetwork import Subnetwork
-from cps.runtime.cuda_graphs import first_line
 from cps.runtime.devices import full_precision
+from cps.runtime.text import first_line
 
 log = logging.getLogger(__name__)
 
-# Operations that work on each channel by itself and leave the channels where they are.
+# Operations that process each channel separately and keep the order of channels.
 CHANNELWISE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
     nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
@@ -37,11 +37,11 @@ CHANNELWISE_FUNCTIONS = {
     F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.elu, F.leaky_relu, torch.relu_,
     "sigmoid", "tanh", "clamp", "contiguous",
 }  # fmt: skip
-COMBINING = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"}
+ELEMENTWISE = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"}  # of two values
 
 
 class Standalone(nn.Module):
-    """A sealed subnetwork on its own: images, as floats from 0 to 1 or as bytes, -> logits over `classes`."""
+    """A sealed subnetwork as a plain module: images, as floats from 0 to 1 or as bytes, -> logits over `classes`."""
 
     def __init__(self, backbone: nn.Module, subnetwork: Subnetwork, prepare: Prepare):
         super().__init__()
@@ -59,61 +59,66 @@ class Standalone(nn.Module):
         return self.outputs(images).logits
 
     def outputs(self, images: Tensor) -> Outputs:
-        """Return features and logits, averaged over all looks."""
+        """Return features and logits, averaged over all views."""
         pixels = self.normalize(as_floats(images)).to(self.dtype)
-        seen = torch.stack([self.backbone(view(pixels)).float() for view in self.views])
-        return Outputs(mean_of(seen), class_logits(seen, self.views, self.head.weight, self.head.bias))
+        features = torch.stack([self.backbone(view(pixels)).float() for view in self.views])  # (views, N, d)
+        return Outputs(average_views(features), class_logits(features, self.views, self.head.weight, self.head.bias))
 
 
-def whole(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Return a copy of the backbone with these tensors in it, in eval mode."""
-    baked = copy.deepcopy(backbone).eval().requires_grad_(False)
-    set_tensors(baked, tensors)
-    return baked
+def copy_with_tensors(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Return a copy of the backbone that holds these tensors, in eval mode."""
+    copied = copy.deepcopy(backbone).eval().requires_grad_(False)
+    set_tensors(copied, tensors)
+    return copied
 
 
 @torch.no_grad()
-def extracted(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -> nn.Module | None:
-    """Return a small module that computes what the backbone does with these tensors, in eval mode.
+def extract_compact(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -> nn.Module | None:
+    """Return a compact module that computes what the backbone computes with these tensors, in eval mode.
 
-    `pixels` are some images to try it on. None where the module's graph cannot be traced.
+    `pixels` are images on which both are compared. Return None if the backbone cannot be traced, changes its input in
+    place, or if the compact module computes different features.
     """
-    baked = whole(backbone, tensors)
+    dense = copy_with_tensors(backbone, tensors)
     try:
         given = pixels.clone()
         with full_precision():
-            expected = baked(given)  # first: where this fails, what follows would say so at length
+            expected = dense(given)  # before tracing, whose error for a failing forward is long and obscure
         if not torch.equal(given, pixels):
-            raise ValueError("it changes its input in place, which small networks share")
-        small = _shrunk(traced(copy.deepcopy(baked)), pixels)
+            raise ValueError("it changes its input in place, but compact networks share their input")
+        compact = _compact_graph(trace_module(copy.deepcopy(dense)), pixels)
         with full_precision():
-            if are_close(small(pixels), expected):
-                return small
-        reason = "the small network computes something else"
-    except Exception as error:  # whatever a module's forward does while it is traced
+            if are_close(compact(pixels), expected):
+                return compact
+        reason = "the compact network computes different features"
+    except Exception as error:  # a traced forward may raise anything
         reason = f"{type(error).__name__}: {first_line(error)}"
     log.info("subnetworks run at full size (%s)", reason)
     return None
 
 
-def _shrunk(graph: fx.GraphModule, pixels: Tensor) -> fx.GraphModule:
+def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> fx.GraphModule:
+    """Fold batch norm layers and remove unused channels, in place; return the graph."""
     ShapeProp(graph).propagate(pixels)
     _fold_norms(graph)
-    carried = _Channels(graph)
-    kept = carried.kept()
+    channels = _ChannelGroups(graph)
+    used = channels.find_used()
     for node in graph.graph.nodes:
         if node.op != "call_module":
             continue
         layer = graph.get_submodule(node.target)
         if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-            inside = kept.get(carried.find(node.args[0]))
-            outside = kept.get(carried.find(node))
-            _cut(layer, inside, outside)
+            inputs = used.get(channels.find_root(node.args[0]))
+            outputs = used.get(channels.find_root(node))
+            _keep_channels(layer, inputs, outputs)
     return graph
 
 
 def _fold_norms(graph: fx.GraphModule) -> None:
-    """Fold every batch norm layer into the convolution before it, where nothing else reads that or uses either."""
+    """Fold each batch norm layer into the convolution before it.
+
+    Layers that are called twice, and convolutions whose output has another reader, stay as they are.
+    """
     called = [node.target for node in graph.graph.nodes if node.op == "call_module"]
     for node in list(graph.graph.nodes):
         norm = graph.get_submodule(node.target) if node.op == "call_module" else None
@@ -133,63 +138,68 @@ def _fold_norms(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-class _Channels:
-    """Which values of a graph carry the same channels, and who reads them.
+class _ChannelGroups:
+    """Group the values of a graph that carry the same channels, and find the channels that are read.
 
-    Values that are added or multiplied carry the same channels; a convolution reads some and makes new ones.
+    Values that are added or multiplied carry the same channels. A convolution reads one group and writes another.
     """
 
     def __init__(self, graph: fx.GraphModule):
         self.graph = graph
-        self.parent: dict[fx.Node, fx.Node] = {}
-        self.pinned: set[fx.Node] = set()
+        self.parent: dict[fx.Node, fx.Node] = {}  # union-find
+        self.pinned: set[fx.Node] = set()  # values of unknown operations: all their channels are kept
         self.readers: list[tuple[fx.Node, nn.Conv2d | nn.Linear]] = []
         for node in graph.graph.nodes:
             self.parent[node] = node
             self._visit(node)
 
-    def find(self, node: fx.Node) -> fx.Node:
-        """Return the value that stands for all that carry the same channels."""
+    def find_root(self, node: fx.Node) -> fx.Node:
+        """Return the value that represents the group of a value."""
         while self.parent[node] is not node:
             node = self.parent[node]
         return node
 
-    def kept(self) -> dict[fx.Node, Tensor]:
-        """Return which channels somebody reads, by the value that stands for them; those of the rest are all kept."""
-        pinned = {self.find(node) for node in self.pinned}
-        made = {self.find(node): layer for node, layer in self.readers}
-        kept = {
+    def find_used(self) -> dict[fx.Node, Tensor]:
+        """Return a mask of the channels that some layer reads, by the root of a group.
+
+        Groups that are not listed keep all channels. A layer reads a channel if one of its used outputs has a
+        connection to it, so the masks shrink until none changes.
+        """
+        pinned = {self.find_root(node) for node in self.pinned}
+        writers = {self.find_root(node): layer for node, layer in self.readers}
+        used = {
             root: torch.ones(len(layer.weight), dtype=torch.bool, device=layer.weight.device)
-            for root, layer in made.items()
+            for root, layer in writers.items()
             if root not in pinned
         }
         while True:
-            before = {root: int(mask.sum()) for root, mask in kept.items()}
-            read = {root: torch.zeros_like(mask) for root, mask in kept.items()}
+            before = {root: int(mask.sum()) for root, mask in used.items()}
+            read = {root: torch.zeros_like(mask) for root, mask in used.items()}
             for node, layer in self.readers:
-                source = self.find(node.args[0])  # pyright: ignore[reportArgumentType]
+                source = self.find_root(node.args[0])  # pyright: ignore[reportArgumentType]
                 if source in read:
-                    alive = kept.get(self.find(node))
-                    weight = layer.weight if alive is None else layer.weight[alive]
+                    outputs = used.get(self.find_root(node))
+                    weight = layer.weight if outputs is None else layer.weight[outputs]
                     read[source] |= weight.flatten(2).ne(0).any(-1).any(0) if weight.ndim > 2 else weight.ne(0).any(0)
             for mask in read.values():
-                mask[0] |= not mask.any()  # a layer without any channel is no layer
-            kept = read
-            if before == {root: int(mask.sum()) for root, mask in kept.items()}:
-                return kept
+                mask[0] |= not mask.any()  # a layer must have at least one channel
+            used = read
+            if before == {root: int(mask.sum()) for root, mask in used.items()}:
+                return used
 
     def _visit(self, node: fx.Node) -> None:
+        """Join the node with its inputs if it keeps their channels, list it if it reads them, and pin it otherwise."""
         inputs = node.all_input_nodes
         layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
         if isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
             self._join(node, inputs[0])
         elif (isinstance(layer, nn.Conv2d) and layer.groups == 1) or (
-            isinstance(layer, nn.Linear) and _axes(inputs[0]) == 2
+            isinstance(layer, nn.Linear) and _num_axes(inputs[0]) == 2
         ):
             self.readers.append((node, layer))
         elif isinstance(layer, (*CHANNELWISE_MODULES, nn.BatchNorm2d)) or node.target in CHANNELWISE_FUNCTIONS:
             self._join(node, inputs[0])
-        elif node.target in COMBINING and len(inputs) == 2 and _have_same_channels(*inputs):
+        elif node.target in ELEMENTWISE and len(inputs) == 2 and _have_same_channels(*inputs):
             self._join(node, inputs[0])
             self._join(node, inputs[1])
         elif self._keeps_channels(node, layer):
@@ -198,29 +208,29 @@ class _Channels:
             self.pinned.update([node, *inputs])
 
     def _keeps_channels(self, node: fx.Node, layer: nn.Module | None) -> bool:
-        """Say whether a mean or a flattening leaves one number for each channel."""
-        flattens = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten", "mean", torch.mean)
-        return flattens and _axes(node) == 2 and _have_same_channels(node, node.all_input_nodes[0])
+        """Return True if the node is a mean or a flattening that leaves one number per channel."""
+        is_flattening = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten", "mean", torch.mean)
+        return is_flattening and _num_axes(node) == 2 and _have_same_channels(node, node.all_input_nodes[0])
 
     def _join(self, node: fx.Node, other: fx.Node) -> None:
-        first, second = self.find(node), self.find(other)
+        first, second = self.find_root(node), self.find_root(other)
         if first is not second:
             self.parent[first] = second
 
 
-def _cut(layer: nn.Module, inside: Tensor | None, outside: Tensor | None) -> None:
-    """Cut a layer down to the channels that are kept, those it reads and those it makes."""
+def _keep_channels(layer: nn.Module, inputs: Tensor | None, outputs: Tensor | None) -> None:
+    """Remove all channels of a layer but those in the masks `inputs` and `outputs`; None keeps all."""
     if isinstance(layer, nn.BatchNorm2d) or (isinstance(layer, nn.Conv2d) and layer.groups > 1):
-        inside = None
+        inputs = None
     for name, value in [*layer.named_parameters(), *layer.named_buffers()]:
         if value.ndim == 0:
             continue
-        cut = value if outside is None else value[outside]
-        cut = cut if inside is None or value.ndim < 2 else cut[:, inside]
+        kept = value if outputs is None else value[outputs]
+        kept = kept if inputs is None or value.ndim < 2 else kept[:, inputs]
         if isinstance(value, nn.Parameter):
-            setattr(layer, name, nn.Parameter(cut.clone(), requires_grad=False))
+            setattr(layer, name, nn.Parameter(kept.clone(), requires_grad=False))
         else:
-            setattr(layer, name, cut.clone())
+            setattr(layer, name, kept.clone())
     if isinstance(layer, nn.Conv2d):
         is_depthwise = layer.groups == layer.in_channels == layer.out_channels
         layer.out_channels = len(layer.weight)
@@ -237,7 +247,7 @@ def _shape(node: fx.Node) -> Any:
     return getattr(meta, "shape", None)
 
 
-def _axes(node: fx.Node) -> int:
+def _num_axes(node: fx.Node) -> int:
     shape = _shape(node)
     return 0 if shape is None else len(shape)
 

@@ -1,97 +1,107 @@
-"""The crowd: many small networks look at the same pixels at once.
+"""Run several compact subnetworks on one batch concurrently.
 
-On a CPU each network and stretch of images is a job of one thread, since layers this small gain little from several.
-On a GPU the networks run side by side on streams of their own, all captured as one graph, in half precision where that
-rounds no more than a GPU does anyway. Whatever else is in the crowd, a network computes the same bits.
+On a CPU each network and chunk of images is a job of one thread, since layers this small gain little from several
+threads. On a GPU the networks run on separate streams that are captured as one CUDA graph, in half precision where
+that rounds no more than a GPU's convolutions do by default. A network computes the same bits whichever networks run
+with it.
 """
 
 import copy
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
-from threading import Barrier
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from cps.network.compact.channel_padding import padded
+from cps.network.compact.channel_padding import pad_channels
 from cps.network.outputs import Outputs, are_close, concatenate, pair_outputs
-from cps.network.partition import in_channels_last, put_channels_last
-from cps.runtime.cuda_graphs import Captured
-from cps.runtime.cuda_streams import streams_of
+from cps.network.partition import as_channels_last, put_channels_last
+from cps.runtime.cuda_graphs import CapturedFunction, cuda_streams
 from cps.runtime.devices import deterministic_cudnn, full_precision
+from cps.runtime.process_state import thread_pool
 
-STRETCH = 32  # images in one job of a CPU, each look at one counted
-LAUNCH = 3 * 2**18  # numbers of pixels in one launch on a GPU, likewise: of 256 images at 32 x 32, of 5 at 224 x 224
-ROUNDING = 2e-3  # of the largest feature; as much as convolutions on a GPU round by default
+CHUNK_IMAGES = 32  # images in one job on a CPU, every view counted
+BATCH_VALUES = 3 * 2**18  # values in one batch on a GPU, every view counted: 256 images of 32 x 32, 5 of 224 x 224
+HALF_TOLERANCE = 2e-3  # of the largest feature: as much as a GPU's convolutions round by default
 
 
 class Branch(Protocol):
-    """A network with its head."""
+    """A compact network with its head."""
 
-    def look(self, pixels: Tensor) -> Tensor:
-        """Return features of pixels."""
+    def view_features(self, pixels: Tensor) -> Tensor:
+        """Return the features of every view of the pixels."""
         ...
 
-    def say(self, seen: Tensor) -> Outputs:
-        """Return the outputs for what was seen."""
+    def outputs(self, features: Tensor) -> Outputs:
+        """Return features and logits, averaged over the views."""
         ...
 
 
 class ParallelInference:
-    """Small networks on one device, each with its head; calling it returns the outputs of each.
+    """Several branches on one device; calling it returns the outputs of each.
 
-    `looks` is how often all of them look at an image.
+    `num_views` is the number of views of an image that every branch computes.
     """
 
-    def __init__(self, networks: Sequence[Branch], views: int = 1):
-        self.networks, self.views = list(networks), views
-        self._captured = Captured(partial(_on_gpu, self.networks))  # not of itself: its graphs go when it does
+    def __init__(self, branches: Sequence[Branch], num_views: int = 1):
+        self.branches, self.num_views = list(branches), num_views
+        # The function must not refer to `self`: without a reference cycle the graphs are freed together with it.
+        self._captured = CapturedFunction(partial(_run_branches, self.branches))
 
     @torch.no_grad()
     def __call__(self, pixels: Tensor) -> list[Outputs]:
-        """Return what each network says about these pixels."""
-        pixels = in_channels_last(pixels)
+        """Return the outputs of each branch for the pixels."""
+        pixels = as_channels_last(pixels)
         with deterministic_cudnn():
-            return self._in_launches(pixels) if pixels.is_cuda else self._on_cpu(pixels)
+            return self._run_on_gpu(pixels) if pixels.is_cuda else self._run_on_cpu(pixels)
 
-    def _on_cpu(self, pixels: Tensor) -> list[Outputs]:
-        stretches = pixels.split(max(1, STRETCH // self.views))
-        jobs = [(network, stretch) for network in self.networks for stretch in stretches]
-        done = list(_workers(torch.get_num_threads(), os.getpid()).map(_run, jobs))
-        return [concatenate(done[start : start + len(stretches)]) for start in range(0, len(done), len(stretches))]
+    def _run_on_cpu(self, pixels: Tensor) -> list[Outputs]:
+        chunks = pixels.split(max(1, CHUNK_IMAGES // self.num_views))
+        jobs = [(branch, chunk) for branch in self.branches for chunk in chunks]
+        done = list(thread_pool().map(_run_job, jobs))
+        return [concatenate(done[start : start + len(chunks)]) for start in range(0, len(done), len(chunks))]
 
-    def _in_launches(self, pixels: Tensor) -> list[Outputs]:
-        """Let all networks look at so many images at once that the memory of a usual GPU holds what they see."""
-        stretches = pixels.split(max(1, LAUNCH // (self.views * pixels[:1].numel())))
-        found = [pair_outputs(self._captured(stretch)) for stretch in stretches]  # by stretch and network
-        return [concatenate(of_one) for of_one in zip(*found, strict=True)]
-
-
-def _on_gpu(networks: Sequence[Branch], pixels: Tensor) -> list[Tensor]:
-    """Return features and logits of each network in turn; a capture records what they see side by side."""
-    is_recorded = torch.cuda.is_current_stream_capturing()
-    seen = _side_by_side(networks, pixels) if is_recorded else [network.look(pixels) for network in networks]
-    return [part for network, features in zip(networks, seen, strict=True) for part in network.say(features)]
+    def _run_on_gpu(self, pixels: Tensor) -> list[Outputs]:
+        """Run all branches on batches small enough for the memory of an ordinary GPU."""
+        batches = pixels.split(max(1, BATCH_VALUES // (self.num_views * pixels[:1].numel())))
+        outputs = [pair_outputs(self._captured(batch)) for batch in batches]  # by batch, then by branch
+        return [concatenate(of_branch) for of_branch in zip(*outputs, strict=True)]
 
 
-def _side_by_side(networks: Sequence[Branch], pixels: Tensor) -> list[Tensor]:
-    main, beside = torch.cuda.current_stream(), streams_of(torch.cuda.current_device()).beside
-    seen = []
-    for index, network in enumerate(networks):
-        stream = beside[index % len(beside)]
+def _run_branches(branches: Sequence[Branch], pixels: Tensor) -> list[Tensor]:
+    """Return features and logits of each branch in turn; a capture records them on parallel streams."""
+    is_capturing = torch.cuda.is_current_stream_capturing()
+    features = (
+        _features_on_streams(branches, pixels)
+        if is_capturing
+        else [branch.view_features(pixels) for branch in branches]
+    )
+    return [part for branch, own in zip(branches, features, strict=True) for part in branch.outputs(own)]
+
+
+def _features_on_streams(branches: Sequence[Branch], pixels: Tensor) -> list[Tensor]:
+    """Return the features of each branch, computed on several CUDA streams at once."""
+    main, streams = torch.cuda.current_stream(), cuda_streams(torch.cuda.current_device()).branches
+    features = []
+    for index, branch in enumerate(branches):
+        stream = streams[index % len(streams)]
         stream.wait_stream(main)
         with torch.cuda.stream(stream):
-            seen.append(network.look(pixels))
-    for stream in beside[: len(networks)]:
+            features.append(branch.view_features(pixels))
+    for stream in streams[: len(branches)]:
         main.wait_stream(stream)
-    return seen
+    return features
 
 
-class Half(nn.Module):
-    """A network that computes in half precision and returns features in full."""
+@torch.no_grad()
+def _run_job(job: tuple[Branch, Tensor]) -> Outputs:
+    branch, pixels = job
+    return branch.outputs(branch.view_features(pixels))
+
+
+class HalfPrecision(nn.Module):
+    """A copy of a network that computes in half precision and returns float32 features."""
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -103,39 +113,26 @@ class Half(nn.Module):
 
 
 @torch.no_grad()
-def fastest_form(network: nn.Module, pixels: Tensor) -> nn.Module:
-    """Return a small network in the form that its device runs fastest; `pixels` are some to try it on."""
+def convert_for_device(network: nn.Module, pixels: Tensor) -> nn.Module:
+    """Return a copy of a compact network in the form that runs fastest on the device of `pixels`.
+
+    `pixels` are images on which the copy is compared with the network.
+    """
     if not pixels.is_cuda:
         return put_channels_last(copy.deepcopy(network))
-    twin = put_channels_last(padded(network, pixels, least=4) or copy.deepcopy(network))
-    return to_half(twin, pixels) or twin
+    converted = put_channels_last(pad_channels(network, pixels, min_channels=4) or copy.deepcopy(network))
+    return to_half(converted, pixels) or converted
 
 
 @torch.no_grad()
-def to_half(network: nn.Module, pixels: Tensor) -> Half | None:
-    """Return the network in half precision, or None where its features would not be the same but for rounding."""
+def to_half(network: nn.Module, pixels: Tensor) -> HalfPrecision | None:
+    """Return a copy of the network in half precision, or None if its features differ by more than rounding."""
     if pixels.dtype != torch.float32:
         return None
     with full_precision():
         expected = network(pixels)
-    half = Half(network)
+    half = HalfPrecision(network)
     try:
-        return half if are_close(half(pixels), expected, ROUNDING) else None
-    except RuntimeError:  # an operation that does not know halves
+        return half if are_close(half(pixels), expected, HALF_TOLERANCE) else None
+    except RuntimeError:  # an operation without a half precision implementation
         return None
-
-
-@torch.no_grad()
-def _run(job: tuple[Branch, Tensor]) -> Outputs:
-    network, pixels = job
-    return network.say(network.look(pixels))
-
-
-@lru_cache
-def _workers(number: int, process: int) -> ThreadPoolExecutor:
-    """Return as many workers as there are threads, each of which uses one; a process that was forked has its own."""
-    pool = ThreadPoolExecutor(number, "cps", initializer=partial(torch.set_num_threads, 1))
-    everybody = Barrier(number)
-    list(pool.map(lambda _: everybody.wait(), range(number)))  # all have started ...
-    torch.set_num_threads(number)  # ... so that threads of others, started later, have as many as before
-    return pool

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cps.runtime.locks import CopyableLock, SharedSettings
+from cps.runtime.process_state import CopyableLock, SharedSettings
 
 
 def is_free(lock):

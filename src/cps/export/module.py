@@ -1,0 +1,81 @@
+"""All subnetworks and a selector as one plain module."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from cps.network.shared import SharedNetwork
+from cps.selection.base import GraphSelector, Statistics
+from cps.selection.predict import best_class, best_task
+
+
+class AllTasksOutput(NamedTuple):
+    """What `AllTasksModule` returns for N images.
+
+    `class_index` (N,) is an index into the module's `classes`, `task` (N,) the index of the selected task from 0,
+    `confidence` (N,) the softmax share of the class within that task, and `scores` (N, tasks) the selector's scores.
+    """
+
+    class_index: Tensor
+    task: Tensor
+    confidence: Tensor
+    scores: Tensor
+
+
+class AllTasksModule(nn.Module):
+    """Selects the task of each image and classifies it, like `learner.predict`, in operations that a graph can hold.
+
+    Images are floats from 0 to 1 or bytes, on the module's device; each is scored on its own. The module holds copies,
+    so it does not change when the network learns or forgets a task. `classes` lists the classes of all tasks in order.
+
+    Raises RuntimeError if the network has no tasks, and ValueError if the selector is not a `GraphSelector` or has no
+    statistics of some task.
+    """
+
+    def __init__(self, network: SharedNetwork, selector: GraphSelector):
+        super().__init__()
+        if not network.subnetworks:
+            raise RuntimeError("nothing has been learned yet; call learn(task) first")
+        if not isinstance(selector, GraphSelector):
+            raise ValueError(
+                f"the selector {selector.name} cannot be part of a graph: it has no methods 'precompute' and "
+                "'score_images'; choose another selector, e.g. MaxOutput, or export the tasks one by one"
+            )
+        self.selector = selector
+        self.subnetworks = nn.ModuleList(network.extract(task) for task in range(len(network.subnetworks)))
+        class_counts = [len(subnetwork.classes) for subnetwork in network.subnetworks]
+        self.classes = tuple(name for subnetwork in network.subnetworks for name in subnetwork.classes)
+        self._first_classes = [sum(class_counts[:task]) for task in range(len(class_counts))]
+        try:
+            precomputed = selector.precompute(network.statistics(selector.name))
+            self._keys = [list(statistics) for statistics in precomputed]
+            for task, statistics in enumerate(precomputed):
+                for number, value in enumerate(statistics.values()):
+                    self.register_buffer(f"statistic_{task}_{number}", value.clone())
+            self.eval()(torch.zeros(1, *(network.input_shape or ()), device=network.device))
+        except KeyError as error:
+            raise ValueError(
+                f"{selector.name} has no {error} statistics of some task; choose another selector"
+            ) from None
+
+    def forward(self, images: Tensor) -> AllTasksOutput:
+        """Return class, task, confidence and scores."""
+        evidence = [subnetwork.outputs(images) for subnetwork in self.subnetworks]  # pyright: ignore[reportCallIssue]
+        scores = self.selector.score_images(evidence, self._precomputed())  # (N, tasks)
+        task = best_task(scores)
+        confidences, classes = zip(*(best_class(outputs.logits) for outputs in evidence), strict=True)
+        classes = [index + first for index, first in zip(classes, self._first_classes, strict=True)]
+        selected = task[:, None]
+        return AllTasksOutput(
+            class_index=torch.stack(classes, dim=1).gather(1, selected)[:, 0],
+            task=task,
+            confidence=torch.stack(confidences, dim=1).gather(1, selected)[:, 0],
+            scores=scores,
+        )
+
+    def _precomputed(self) -> list[Statistics]:
+        return [
+            {key: self.get_buffer(f"statistic_{task}_{number}") for number, key in enumerate(keys)}
+            for task, keys in enumerate(self._keys)
+        ]
