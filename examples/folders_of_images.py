@@ -1,6 +1,7 @@
-"""Folders of images, from the first shipment to a served model: the commands of docs/folders.md on real images.
+"""Learn folders of images, predict, inspect, verify, serve and forget: the commands of docs/practitioners.md.
 
-They are scikit-learn's digits, or with `--cifar100 DIR` classes of CIFAR-100, one of which comes alone.
+The images are the digits of scikit-learn, or with `--cifar100 DIR` some classes of CIFAR-100. The last folder of
+CIFAR-100 has a single class.
 """
 
 import argparse
@@ -21,18 +22,18 @@ from sklearn.datasets import load_digits
 from cps.cli import app
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-DIGIT_SHIPMENTS = {"january": DIGITS[:4], "february": DIGITS[4:7], "march": DIGITS[7:]}
-CIFAR_SHIPMENTS = {"january": ["apple", "bicycle", "rocket"], "february": ["lion", "sunflower"], "march": ["bottle"]}
-Picture = tuple[str, np.ndarray, bool]  # its class, its pixels, and whether it is to be predicted
+DIGIT_FOLDERS = {"january": DIGITS[:4], "february": DIGITS[4:7], "march": DIGITS[7:]}
+CIFAR_FOLDERS = {"january": ["apple", "bicycle", "rocket"], "february": ["lion", "sunflower"], "march": ["bottle"]}
+LabelledImage = tuple[str, np.ndarray, bool]  # class, pixels, and whether it is a test image
 
 
-def digits() -> Iterator[Picture]:
+def digits() -> Iterator[LabelledImage]:
     pixels, labels = load_digits(return_X_y=True)
     for index, (image, label) in enumerate(zip(pixels.reshape(-1, 8, 8), labels, strict=True)):
         yield DIGITS[label], (image * 255 / 16).astype(np.uint8), index >= 1700
 
 
-def cifar100(folder: str) -> Iterator[Picture]:
+def cifar100(folder: str) -> Iterator[LabelledImage]:
     from torchvision.datasets import CIFAR100
 
     for is_train in (True, False):
@@ -41,24 +42,24 @@ def cifar100(folder: str) -> Iterator[Picture]:
             yield data.classes[label], image, not is_train
 
 
-def write_images(pictures: Iterator[Picture], shipments: dict[str, list[str]]) -> None:
-    """Write PNG files: a folder for each class in each shipment, and some to predict."""
-    months = {name: month for month, names in shipments.items() for name in names}
-    for index, (name, image, is_new) in enumerate(pictures):
-        if name in months:
-            folder = Path("inbox" if is_new else months[name]) / name
+def write_images(images: Iterator[LabelledImage], folders: dict[str, list[str]]) -> None:
+    """Write training images to FOLDER/CLASS/*.png, and test images to inbox/CLASS/*.png."""
+    folder_of = {name: folder for folder, names in folders.items() for name in names}
+    for index, (name, image, is_test) in enumerate(images):
+        if name in folder_of:
+            folder = Path("inbox" if is_test else folder_of[name]) / name
             folder.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(folder / f"{index}.png")
 
 
 def cps(*arguments: str) -> None:
-    """Run a command as the terminal would."""
+    """Run a cps command, and print it as in a terminal."""
     print(f"\n$ cps {' '.join(arguments)}", flush=True)
     app(arguments, standalone_mode=False)
 
 
-def ask_server(model: str, image: Path) -> None:
-    """Serve a model for a moment, and ask it about an image."""
+def query_server(model: str, image: Path) -> None:
+    """Serve a model, send one image to the server, and stop it."""
     command = [sys.executable, "-m", "cps", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -71,22 +72,22 @@ def ask_server(model: str, image: Path) -> None:
 
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--quick", action="store_true", help="one epoch only")
-parser.add_argument("--cifar100", help="the folder that holds cifar-100-python")
-asked = parser.parse_args()
-shipments = CIFAR_SHIPMENTS if asked.cifar100 else DIGIT_SHIPMENTS
-pictures = cifar100(str(Path(asked.cifar100).resolve())) if asked.cifar100 else digits()
+parser.add_argument("--quick", action="store_true", help="train for one epoch only")
+parser.add_argument("--cifar100", help="the folder that contains cifar-100-python")
+options = parser.parse_args()
+folders = CIFAR_FOLDERS if options.cifar100 else DIGIT_FOLDERS
+images = cifar100(str(Path(options.cifar100).resolve())) if options.cifar100 else digits()
 os.chdir(tempfile.mkdtemp(prefix="cps-"))
-write_images(pictures, shipments)
-for month in shipments:
-    cps("learn", month, "--model", "parts.cps", *(["--epochs", "1"] if asked.quick else []))
-    shutil.rmtree(month)  # the images are not needed any more
+write_images(images, folders)
+for folder in folders:
+    cps("learn", folder, "--model", "parts.cps", *(["--epochs", "1"] if options.quick else []))
+    shutil.rmtree(folder)  # the images are no longer needed
 cps("inspect", "parts.cps")
 cps("verify", "parts.cps")
-last = next(Path("inbox").glob(f"{shipments['march'][0]}/*.png"))
-cps("predict", str(last.parent), "--model", "parts.cps")
+image = next(Path("inbox").glob(f"{folders['march'][0]}/*.png"))
+cps("predict", str(image.parent), "--model", "parts.cps")
 cps("predict", "inbox", "--model", "parts.cps", "--group-by-folder", "--csv")
-ask_server("parts.cps", last)
+query_server("parts.cps", image)
 cps("forget", "parts.cps", "--task", "1", "--yes")
 cps("inspect", "parts.cps")
 print(f"\nThe model is {Path('parts.cps').resolve()}.")

@@ -1,4 +1,4 @@
-"""Any network: wrap your own, learn named classes in three shipments, save, load, predict."""
+"""Use your own network: learn named classes in three tasks, save, load and predict."""
 
 import sys
 
@@ -13,7 +13,7 @@ NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven",
 
 
 def make_backbone() -> nn.Module:
-    """Return a network without its classifier: images -> features. A torchvision or timm model does as well."""
+    """Return a network without its classifier: images -> features. A torchvision or timm model works as well."""
     return nn.Sequential(
         nn.Conv2d(1, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
         nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.BatchNorm2d(128), nn.ReLU(),
@@ -25,9 +25,7 @@ def make_backbone() -> nn.Module:
 pixels, numbers = load_digits(return_X_y=True)
 images, labels = pixels.reshape(-1, 1, 8, 8) / 16, NAMES[numbers]
 order = ["three", "eight", "one", "zero", "seven", "five", "nine", "two", "six", "four"]
-shipments = cps.split_by_class(
-    (images[:1400], labels[:1400]), (images[1400:], labels[1400:]), sizes=[4, 3, 3], order=order
-)
+tasks = cps.split_by_class((images[:1400], labels[:1400]), (images[1400:], labels[1400:]), sizes=[4, 3, 3], order=order)
 
 learner = cps.Learner(
     make_backbone(),
@@ -36,17 +34,17 @@ learner = cps.Learner(
     train=cps.Training(2 if QUICK else 20, cps.Adam(3e-3, weight_decay=5e-3), cps.Cosine(), batch_size=32),
     retrain=cps.Training(1 if QUICK else 10, cps.Adam(3e-3, weight_decay=5e-3), cps.Cosine(), batch_size=32),
 )
-proofs = []
-for task in shipments:
+fingerprints = []
+for index, task in enumerate(tasks):
     learner.learn(task)
-    proofs.append(learner.fingerprint(len(proofs)))
-    print(f"learned {list(task.classes)}: {learner.network.density(len(proofs) - 1):.0%} of the weights used")
+    fingerprints.append(learner.fingerprint(index))
+    print(f"learned {list(task.classes)}: {learner.network.density(index):.0%} of the weights used")
 
 learner.save("digits.cps")
 learner = cps.load("digits.cps", make_backbone())
-assert [learner.fingerprint(task) for task in range(3)] == proofs, "something old has changed"
-print("nothing old has changed")
-for index, task in enumerate(shipments):
+assert [learner.fingerprint(task) for task in range(3)] == fingerprints, "an earlier task has changed"
+print("no earlier task has changed")
+for index, task in enumerate(tasks):
     for size in (1, 20):
-        found = learner.predict(task.test[0], group_size=size).classes
-        print(f"shipment {index + 1}, groups of {size}: {np.mean(np.array(found) == task.test[1]):.0%} right")
+        predicted = learner.predict(task.test[0], group_size=size).classes
+        print(f"task {index + 1}, groups of {size}: accuracy {np.mean(np.array(predicted) == task.test[1]):.0%}")

@@ -1,4 +1,4 @@
-"""Plug in a pruner and a selector of your own, check them with the shared checklist, and compare."""
+"""Write your own pruner and selector, check them with `cps.check_pruner` and `cps.check_selector`, and compare."""
 
 import sys
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from cps.experiments.recipes import digits
 QUICK = "--quick" in sys.argv
 
 
-@cps.setting  # so that a model file can hold it
+@cps.setting  # registers the class, so that model files can store it
 @dataclass(frozen=True)
 class RandomPruner:
-    """Keep a random share of the connections that are on: what any pruner has to beat."""
+    """Keep a random share of the remaining connections: a baseline for every pruner."""
 
     keep: float = 0.5
     seed: int = 0
 
     def __call__(self, backbone: nn.Module, masks: cps.Masks, batches: Sequence[Tensor]) -> cps.Masks:
-        draws = torch.Generator().manual_seed(self.seed)
-        return {n: m & (torch.rand(m.shape, generator=draws) < self.keep).to(m.device) for n, m in masks.items()}
+        generator = torch.Generator().manual_seed(self.seed)
+        return {n: m & (torch.rand(m.shape, generator=generator) < self.keep).to(m.device) for n, m in masks.items()}
 
 
 @cps.setting
 @dataclass(frozen=True)
 class Energy:
-    """Score a task by the log-sum-exp of its logits, measured in deviations from its own training images."""
+    """Score a task by the log-sum-exp of its logits, standardised by the mean and deviation on its training images."""
 
     name = "Energy"
 
@@ -45,8 +45,8 @@ class Energy:
 
     def __call__(self, evidence: cps.Evidence, statistics: Sequence[dict[str, Tensor]], groups: Tensor) -> Tensor:
         scores = []
-        for outputs, known in zip(evidence, statistics, strict=True):
-            energy = (outputs.logits.logsumexp(dim=1) - known["mean"]) / known["deviation"]
+        for outputs, kept in zip(evidence, statistics, strict=True):
+            energy = (outputs.logits.logsumexp(dim=1) - kept["mean"]) / kept["deviation"]
             sums = energy.new_zeros(int(groups.max()) + 1).index_add_(0, groups, energy)
             scores.append(sums / torch.bincount(groups))
         return torch.stack(scores, dim=1)
@@ -55,7 +55,7 @@ class Energy:
 cps.check_pruner(RandomPruner())
 cps.check_selector(Energy())
 
-recipe = digits().scaled(0.1 if QUICK else 0.5)
+recipe = digits().with_scaled_epochs(0.1 if QUICK else 0.5)
 scenario = recipe.scenario(None, order=None)
 for pruner in (recipe.pruner, RandomPruner()):
     torch.manual_seed(0)
@@ -63,7 +63,7 @@ for pruner in (recipe.pruner, RandomPruner()):
     learner = cps.Learner(recipe.backbone(), **settings)
     for task in scenario:
         learner.learn(task)
-    results = cps.evaluate(learner, scenario, group_sizes=[1, 20])
-    print(pruner, f"task-IL {results['task_il']['ACC']:.1f}")  # pyright: ignore
-    for name, by_size in results["class_il"].items():  # pyright: ignore
-        print(f"  {name}: one image {by_size['1']['ACC']:.1f}, groups of 20 {by_size['20']['ACC']:.1f}")
+    evaluation = cps.evaluate(learner, scenario, group_sizes=[1, 20])
+    print(pruner, f"task-IL {evaluation.task_il.ACC:.1f}")
+    for name, by_size in evaluation.class_il.items():
+        print(f"  {name}: one image {by_size[1].ACC:.1f}, groups of 20 {by_size[20].ACC:.1f}")

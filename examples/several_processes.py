@@ -1,6 +1,6 @@
-"""Several processes or GPUs: the same code; start it with `torchrun --nproc-per-node 2 several_processes.py`.
+"""Train with several processes or GPUs: `torchrun --nproc-per-node 2 several_processes.py`.
 
-Alone it runs as one process.
+Started with `python`, the same code runs in one process.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Folders of images to a model file that grows."""
+"""From folders of images to a model file: scan, configure, learn, predict and inspect."""

@@ -1,4 +1,4 @@
-"""A proposal: settings for a new model, each chosen from its first shipment unless it is given."""
+"""Choose the settings of a new model from its first folder of images, except for those the user gives."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,24 +12,26 @@ from cps.pruning.nnrelief import NNrelief
 from cps.training.settings import SGD, Adam, Cosine, Training
 
 SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # pixels of an image's side
-SMALLEST_LARGE = 96  # pixels from which the first layer of the backbone halves the image twice
-CPU_SIZE = 64  # pixels; more takes hours without a GPU
-STEPS = 1000  # that training takes, about
-EPOCHS = (10, 40)  # the fewest and the most
+LARGE_IMAGE = 96  # pixels from which the first layers of the backbone halve the image twice
+MAX_CPU_SIZE = 64  # pixels; larger images take hours without a GPU
+TARGET_STEPS = 1000  # training steps, approximately
+MIN_EPOCHS, MAX_EPOCHS = 10, 40
 AUGMENTATIONS = ("none", "shift", "shift+flip", "crop+flip")
+GIVEN = "given as an option"
+FROM_MODEL = "stored in the model"
 
 
 class Choice(NamedTuple):
-    """A setting in words, and why it is so."""
+    """A setting as text, and the reason for its value."""
 
     name: str
     value: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user asks for; the rest is chosen."""
+    """The settings that the user gives; those that are None are chosen."""
 
     size: int | None = None
     backbone: str | None = None
@@ -42,12 +44,12 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.augment is not None and self.augment not in AUGMENTATIONS:
-            raise ValueError(f"there is no augmentation '{self.augment}'; there are: {', '.join(AUGMENTATIONS)}")
+            raise ValueError(f"unknown augmentation '{self.augment}'; choose from: {', '.join(AUGMENTATIONS)}")
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """The settings of a new model: image size, backbone, and what the learner takes."""
+class AutoConfig:
+    """The configuration of a new model: image size, backbone, and the settings of its learner."""
 
     size: int
     backbone: Builtin
@@ -55,136 +57,145 @@ class Proposal:
     choices: tuple[Choice, ...]
 
 
-def propose(shipment: FolderScan, wishes: Options, *, has_gpu: bool) -> Proposal:
-    """Choose the settings of a new model from its first shipment."""
-    images, sample = len(shipment.files), shipment.sample
-    size = _size(sample.side, wishes, has_gpu)
-    backbone = _backbone(size.value, wishes)
-    batch = _Made(wishes.batch_size or _batch_size(images, has_gpu), "asked for" if wishes.batch_size else "by images")
-    epochs = _epochs(images, batch.value, wishes)
-    augment = _augment(size.value, sample.is_grey, wishes)
-    alpha = wishes.alpha or (0.9 if wishes.pretrained else 0.75)
-    optimizer = SGD(1e-2, weight_decay=1e-4) if wishes.pretrained else Adam(2e-3, weight_decay=5e-4)
+def choose_config(scan: FolderScan, options: Options, *, has_gpu: bool) -> AutoConfig:
+    """Choose the configuration of a new model from its first folder."""
+    images, sample = len(scan.files), scan.sample
+    size = _choose_size(sample.side, options, has_gpu)
+    backbone = _choose_backbone(size.value, options)
+    batch_size = _choose_batch_size(images, options, has_gpu)
+    epochs = _choose_epochs(images, batch_size.value, options)
+    augment = _choose_augmentation(size.value, sample.is_grey, options)
+    alpha = options.alpha or (0.9 if options.pretrained else 0.75)
+    optimizer = SGD(1e-2, weight_decay=1e-4) if options.pretrained else Adam(2e-3, weight_decay=5e-4)
     settings = {
-        "train": Training(epochs.value, optimizer, Cosine(), batch.value),
-        "retrain": Training(_half(epochs.value), optimizer, Cosine(), batch.value),
+        "train": Training(epochs.value, optimizer, Cosine(), batch_size.value),
+        "retrain": Training(_half(epochs.value), optimizer, Cosine(), batch_size.value),
         "rounds": 2,
         "pruner": NNrelief(alpha=alpha),
-        "augment": augmentation(augment.value, size.value),
-        "normalize": IMAGENET if wishes.pretrained else Normalize(sample.mean, sample.std),
-        "seed": wishes.seed or 0,
+        "augment": make_augmentation(augment.value, size.value),
+        "normalize": IMAGENET if options.pretrained else Normalize(sample.mean, sample.std),
+        "seed": options.seed or 0,
     }
     choices = (
-        Choice("image size", f"{size.value} x {size.value}", size.why),
-        Choice("backbone", backbone.value, backbone.why),
-        Choice("epochs", _epochs_in_words(settings["train"], settings["retrain"], 2), epochs.why),
-        Choice("batch", str(batch.value), batch.why),
-        Choice("augmentation", augment.value, augment.why),
-        Choice("pruning", f"alpha {alpha}", "asked for" if wishes.alpha else "leaves room for later shipments"),
+        Choice("image size", f"{size.value} x {size.value}", size.reason),
+        Choice("backbone", backbone.value, backbone.reason),
+        Choice("epochs", _epochs_text(settings["train"], settings["retrain"], 2), epochs.reason),
+        Choice("batch size", str(batch_size.value), batch_size.reason),
+        Choice("augmentation", augment.value, augment.reason),
+        Choice("pruning", f"alpha {alpha}", GIVEN if options.alpha else "leaves free weights for later tasks"),
     )
-    return Proposal(size.value, Builtin(backbone.value), settings, choices)
+    return AutoConfig(size.value, Builtin(backbone.value), settings, choices)
 
 
-def apply(wishes: Options, learner: Learner, size: int) -> tuple[Choice, ...]:
-    """Let a model of earlier shipments learn the next one as wished; return its settings in words.
+def apply_options(options: Options, learner: Learner, size: int) -> tuple[Choice, ...]:
+    """Apply options to the learner of an existing model; return its settings as text.
 
-    What a model was made with for good, its image size and backbone, cannot be wished otherwise.
+    Raise `ValueError` for options that only a new model can have: image size, backbone, seed and ImageNet weights.
     """
-    name = learner.builtin.name if learner.builtin else "your own"
-    if wishes.size not in (None, size):
-        raise ValueError(f"the model was made for images of {size} pixels, which cannot become {wishes.size}")
-    if wishes.backbone not in (None, name):
-        raise ValueError(f"the model was made with the backbone {name}, which cannot become {wishes.backbone}")
-    if wishes.seed not in (None, learner.seed):
-        raise ValueError(f"the model was made with seed {learner.seed}, which cannot become {wishes.seed}")
-    if wishes.pretrained:
-        raise ValueError("ImageNet weights are for a new model; this one has weights of its own")
-    epochs, batch = wishes.epochs or learner.train.epochs, wishes.batch_size or learner.train.batch_size
-    if wishes.epochs:
-        learner.retrain = replace(learner.retrain, epochs=_half(epochs))
-    learner.train = replace(learner.train, epochs=epochs, batch_size=batch)
-    learner.retrain = replace(learner.retrain, batch_size=batch)
-    if wishes.augment is not None:
-        learner.augment = augmentation(wishes.augment, size)
-    if wishes.alpha is not None:
-        learner.pruner = NNrelief(alpha=wishes.alpha)
-    found = (
+    name = learner.architecture.name if learner.architecture else "custom"
+    if options.size not in (None, size):
+        raise ValueError(f"the image size of the model is {size} pixels and cannot be changed to {options.size}")
+    if options.backbone not in (None, name):
+        raise ValueError(f"the backbone of the model is {name} and cannot be changed to {options.backbone}")
+    if options.seed not in (None, learner.config.seed):
+        raise ValueError(f"the seed of the model is {learner.config.seed} and cannot be changed to {options.seed}")
+    if options.pretrained:
+        raise ValueError("only a new model can start from ImageNet weights; this model already has weights")
+    config = learner.config
+    epochs, batch_size = options.epochs or config.train.epochs, options.batch_size or config.train.batch_size
+    retrain_epochs = _half(epochs) if options.epochs else config.retrain.epochs
+    learner.configure(
+        train=replace(config.train, epochs=epochs, batch_size=batch_size),
+        retrain=replace(config.retrain, epochs=retrain_epochs, batch_size=batch_size),
+        augment=config.augment if options.augment is None else make_augmentation(options.augment, size),
+        pruner=config.pruner if options.alpha is None else NNrelief(alpha=options.alpha),
+    )
+    config = learner.config
+    settings = (
         ("image size", f"{size} x {size}", None),
         ("backbone", name, None),
-        ("epochs", _epochs_in_words(learner.train, learner.retrain, learner.rounds), wishes.epochs),
-        ("batch", str(batch), wishes.batch_size),
-        ("augmentation", _name_of(learner.augment, size), wishes.augment),
-        ("pruning", _pruning_in_words(learner), wishes.alpha),
+        ("epochs", _epochs_text(config.train, config.retrain, config.rounds), options.epochs),
+        ("batch size", str(batch_size), options.batch_size),
+        ("augmentation", _augmentation_name(config.augment, size), options.augment),
+        ("pruning", _pruning_text(learner), options.alpha),
     )
-    return tuple(Choice(what, value, "asked for" if wish else "as the model has it") for what, value, wish in found)
+    return tuple(Choice(setting, value, GIVEN if option else FROM_MODEL) for setting, value, option in settings)
 
 
-def augmentation(name: str, size: int) -> Augmentation | None:
-    """Return the augmentation of that name for images of that size."""
+def make_augmentation(name: str, size: int) -> Augmentation | None:
+    """Return the augmentation of that name for images of `size` pixels."""
     shift = PadCrop(max(1, size // 8))
-    known = {"none": None, "shift": shift, "shift+flip": Chain((shift, Flip()))}
-    return {**known, "crop+flip": Chain((ResizedCrop(area=(0.35, 1.0)), Flip()))}[name]
+    return {
+        "none": None,
+        "shift": shift,
+        "shift+flip": Chain((shift, Flip())),
+        "crop+flip": Chain((ResizedCrop(area=(0.35, 1.0)), Flip())),
+    }[name]
 
 
-class _Made(NamedTuple):
-    """A value and why it was chosen."""
+class _Chosen(NamedTuple):
+    """A value, and the reason for it."""
 
     value: Any
-    why: str
+    reason: str
 
 
-def _size(side: int, wishes: Options, has_gpu: bool) -> _Made:
-    if wishes.size is not None:
-        return _Made(wishes.size, "asked for")
-    most = SIZES[-1] if has_gpu or wishes.pretrained else CPU_SIZE
-    fitting = [size for size in SIZES if size <= min(side, most)]
-    limit = "" if side <= most else "; larger would be slow without a GPU" if most == CPU_SIZE else ""
-    return _Made(fitting[-1] if fitting else SIZES[0], f"short sides are about {side}{limit}")
+def _choose_size(side: int, options: Options, has_gpu: bool) -> _Chosen:
+    if options.size is not None:
+        return _Chosen(options.size, GIVEN)
+    largest = SIZES[-1] if has_gpu or options.pretrained else MAX_CPU_SIZE
+    fitting = [size for size in SIZES if size <= min(side, largest)]
+    is_limited = side > largest == MAX_CPU_SIZE
+    reason = f"median short side is {side}" + ("; larger is slow without a GPU" if is_limited else "")
+    return _Chosen(fitting[-1] if fitting else SIZES[0], reason)
 
 
-def _backbone(size: int, wishes: Options) -> _Made:
-    if wishes.pretrained:
-        if wishes.backbone not in (None, "resnet18-large"):
-            raise ValueError(f"ImageNet weights are for the backbone resnet18-large, not for {wishes.backbone}")
-        return _Made("resnet18-large", "ImageNet weights fit it")
-    if wishes.backbone is not None:
-        return _Made(Builtin(wishes.backbone).name, "asked for")
+def _choose_backbone(size: int, options: Options) -> _Chosen:
+    if options.pretrained:
+        if options.backbone not in (None, "resnet18-large"):
+            raise ValueError(f"ImageNet weights need the backbone resnet18-large, got {options.backbone}")
+        return _Chosen("resnet18-large", "needed for ImageNet weights")
+    if options.backbone is not None:
+        return _Chosen(Builtin(options.backbone).name, GIVEN)
     if size <= 16:
-        return _Made("small", "images are tiny")
-    return _Made("resnet18-large" if size >= SMALLEST_LARGE else "resnet18-third", "by image size")
+        return _Chosen("small", "for tiny images")
+    return _Chosen("resnet18-large" if size >= LARGE_IMAGE else "resnet18-third", "for this image size")
 
 
-def _batch_size(images: int, has_gpu: bool) -> int:
-    return 16 if images < 400 else 32 if images < 4000 else 128 if has_gpu else 64
+def _choose_batch_size(images: int, options: Options, has_gpu: bool) -> _Chosen:
+    if options.batch_size:
+        return _Chosen(options.batch_size, GIVEN)
+    batch_size = 16 if images < 400 else 32 if images < 4000 else 128 if has_gpu else 64
+    return _Chosen(batch_size, "for this number of images")
 
 
-def _epochs(images: int, batch_size: int, wishes: Options) -> _Made:
-    if wishes.epochs is not None:
-        return _Made(wishes.epochs, "asked for")
-    fewest, most = EPOCHS
-    epochs = min(most, max(fewest, round(STEPS * batch_size / images)))
-    return _Made(epochs, f"{images} images: {epochs * -(-images // batch_size):,} steps")
+def _choose_epochs(images: int, batch_size: int, options: Options) -> _Chosen:
+    if options.epochs is not None:
+        return _Chosen(options.epochs, GIVEN)
+    epochs = min(MAX_EPOCHS, max(MIN_EPOCHS, round(TARGET_STEPS * batch_size / images)))
+    return _Chosen(epochs, f"{images:,} images: {epochs * -(-images // batch_size):,} steps")
 
 
-def _augment(size: int, is_grey: bool, wishes: Options) -> _Made:
-    if wishes.augment is not None:
-        return _Made(wishes.augment, "asked for")
+def _choose_augmentation(size: int, is_grey: bool, options: Options) -> _Chosen:
+    if options.augment is not None:
+        return _Chosen(options.augment, GIVEN)
     if is_grey:
-        return _Made("shift", "grey images, where left and right may differ")
-    return _Made("crop+flip" if size >= SMALLEST_LARGE else "shift+flip", "colour images")
+        return _Chosen("shift", "grey images: a flip may change their meaning")
+    return _Chosen("crop+flip" if size >= LARGE_IMAGE else "shift+flip", "colour images")
 
 
 def _half(epochs: int) -> int:
     return max(1, epochs // 2)
 
 
-def _epochs_in_words(train: Training, retrain: Training, rounds: int) -> str:
+def _epochs_text(train: Training, retrain: Training, rounds: int) -> str:
     return f"{train.epochs} + {rounds} x {retrain.epochs} after pruning"
 
 
-def _pruning_in_words(learner: Learner) -> str:
-    return f"alpha {learner.pruner.alpha}" if isinstance(learner.pruner, NNrelief) else str(learner.pruner)
+def _pruning_text(learner: Learner) -> str:
+    pruner = learner.config.pruner
+    return f"alpha {pruner.alpha}" if isinstance(pruner, NNrelief) else str(pruner)
 
 
-def _name_of(augment: Augmentation | None, size: int) -> str:
-    return next((name for name in AUGMENTATIONS if augmentation(name, size) == augment), str(augment))
+def _augmentation_name(augment: Augmentation | None, size: int) -> str:
+    return next((name for name in AUGMENTATIONS if make_augmentation(name, size) == augment), str(augment))

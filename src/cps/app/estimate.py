@@ -1,4 +1,4 @@
-"""An estimate, before learning starts, of how long it will take and how much memory: from a few real steps."""
+"""Estimate the time and memory of learning a folder from a few real training steps."""
 
 import copy
 import time
@@ -10,71 +10,71 @@ from torch import Tensor, nn
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
-from cps.data.rotations import views_of
+from cps.data.rotations import make_views
 from cps.learner import Learner
 from cps.network.classifier import Classifier
-from cps.runtime.cuda_graphs import WARM_CALLS
+from cps.runtime.cuda_graphs import WARMUP_CALLS
 from cps.runtime.seeding import seeded
 from cps.training.trainer import Epoch, Trainer
 
-BATCHES = 2  # that are timed
-PRUNING = 4  # epochs that pruning costs, where it looks at all images
-LOOKING = 0.3  # epochs that it costs to let a subnetwork look at all images
+TIMED_BATCHES = 2
+PRUNING_COST = 4  # epochs' worth of time per pruning round that sees all images
+INFERENCE_COST = 0.3  # epochs' worth of time per forward pass of one subnetwork over all images
 
 
 class Estimate(NamedTuple):
-    """About how long learning takes, and how many bytes of memory."""
+    """The approximate time in seconds and memory in bytes."""
 
     seconds: float
     memory: int
 
 
 def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate:
-    """Train a copy of the backbone on noise for a moment, and scale up the time; nothing of the learner changes."""
-    shape = (3, size, size)
-    batch_size = min(images, learner.train.batch_size)
-    noise = torch.randint(0, 256, (BATCHES * batch_size, *shape), generator=torch.Generator(), dtype=torch.uint8)
-    backbone = copy.deepcopy(learner.network.backbone)
+    """Train a copy of the backbone on noise for a moment and scale up the time. The learner does not change."""
+    config, network = learner.config, learner.network
+    batch_size = min(images, config.train.batch_size)
+    noise = torch.randint(
+        0, 256, (TIMED_BATCHES * batch_size, 3, size, size), generator=torch.Generator(), dtype=torch.uint8
+    )
+    backbone = copy.deepcopy(network.backbone)
     with torch.no_grad():
-        held, features = _activations(backbone.eval(), learner.network.pixels(noise[:2]))
-    with seeded(learner.network.device, 0):
-        model = Classifier(
-            backbone, nn.Linear(features, classes * learner.rotations.num_rotations, device=learner.network.device)
-        )
-    warm = WARM_CALLS if learner.network.device.type == "cuda" else 1  # epochs, until steps are captured
+        activations, features = _activation_bytes(backbone.eval(), network.pixels(noise[:2]))
+    with seeded(network.device, 0):
+        head = nn.Linear(features, classes * config.rotations.num_rotations, device=network.device)
+    warmup_epochs = WARMUP_CALLS if network.device.type == "cuda" else 1  # on a GPU, until the step is captured
     ends: list[float] = []
 
-    def note_time(epoch: Epoch) -> None:
+    def record_time(epoch: Epoch) -> None:
         ends.append(time.monotonic())
 
     Trainer(learner.fabric).fit(
-        model,
+        Classifier(backbone, head),
         TensorExamples(noise, torch.arange(len(noise)) % classes),
-        replace(learner.train, epochs=warm + 1, batch_size=batch_size),
+        replace(config.train, epochs=warmup_epochs + 1, batch_size=batch_size),
         seed=(0,),
-        show=BatchTransform(learner.network.prepare, learner.augment, learner.rotations),
-        after_epoch=note_time,
+        transform=BatchTransform(network.prepare, config.augment, config.rotations),
+        after_epoch=record_time,
     )
-    each = (ends[-1] - ends[-2]) / len(noise)
-    passes = learner.train.epochs + learner.rounds * learner.retrain.epochs
-    passes += PRUNING * learner.rounds * min(1.0, learner.prune_images / images)
-    views = len(views_of(learner.rotations.num_rotations, learner.rotations.flips))
-    passes += LOOKING * (1 + len(learner.network.subnetworks)) * views
+    seconds_per_image = (ends[-1] - ends[-2]) / len(noise)
+    passes = config.train.epochs + config.rounds * config.retrain.epochs
+    passes += PRUNING_COST * config.rounds * min(1.0, config.prune_images / images)
+    views = len(make_views(config.rotations.num_rotations, config.rotations.flips))
+    passes += INFERENCE_COST * (1 + len(network.subnetworks)) * views
     weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
     pixels = 3 * size * size
-    memory = 8 * weights + batch_size * (2 * held + 4 * pixels) + 2 * images * pixels
-    return Estimate(each * images * passes, memory)
+    memory = 8 * weights + batch_size * (2 * activations + 4 * pixels) + 2 * images * pixels
+    return Estimate(seconds_per_image * images * passes, memory)
 
 
-def _activations(backbone: nn.Module, pixels: Tensor) -> tuple[int, int]:
-    """Return the bytes that one image leaves in the layers of a backbone, and the number of features."""
+def _activation_bytes(backbone: nn.Module, pixels: Tensor) -> tuple[int, int]:
+    """Return the bytes of all activations of a backbone for one image, and the number of its features."""
     sizes: list[int] = []
 
-    def note_size(_module: nn.Module, _inputs: object, output: object) -> None:
+    def record_size(_module: nn.Module, _inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
             sizes.append(output.nbytes // len(pixels))
 
-    hooks = [m.register_forward_hook(note_size) for m in backbone.modules() if not list(m.children())]
+    hooks = [m.register_forward_hook(record_size) for m in backbone.modules() if not list(m.children())]
     features = backbone(pixels).shape[1]
     for hook in hooks:
         hook.remove()

@@ -1,4 +1,4 @@
-"""A shipment: a folder of images of new classes, looked at before anything is learned from it."""
+"""Scan a folder of images before learning it: count, hash and sample the images, and find likely mistakes."""
 
 import hashlib
 from collections import Counter
@@ -15,19 +15,20 @@ import numpy as np
 from PIL import Image
 
 from cps.data.decode import FORMATS, ImageError, decode_image
-from cps.data.image_folder import SUFFIXES, file_digest, in_quotes, list_images
+from cps.data.image_folder import SUFFIXES, file_digest, list_images
+from cps.runtime.text import quote_names
 
-FEW = 20  # images of a class, below which a warning is due
-ENOUGH = 5  # images of a class, from which some can be held out
-SAMPLE = 200  # images that are looked at closely
-GREY = 4  # levels by which the channels of a grey image may differ; JPEG rounds
+FEW_IMAGES = 20  # a class with fewer images gets a warning
+MIN_TO_HOLD_OUT = 5  # images a class must have before any of them is held out
+SAMPLE_SIZE = 200  # images that are decoded for the sample
+GREY_TOLERANCE = 4  # levels by which the channels of a grey image may differ, since JPEG rounds
 THUMBNAIL = 32  # pixels
 
-Watch = Callable[[str, int, int, str], None]  # what is done, how much of it, of how much, and a note
+OnProgress = Callable[[str, int, int, str], None]  # (what is being done, done, total, note)
 
 
-class Sample(NamedTuple):
-    """What some of the images look like: the middle short side, whether all are grey, mean and deviation by channel."""
+class ImageSample(NamedTuple):
+    """Statistics of a sample of the images: median short side, whether all are grey, mean and deviation by channel."""
 
     side: int
     is_grey: bool
@@ -37,12 +38,12 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class FolderScan:
-    """The images of a folder by class, the digest of each file, and what a sample of them looks like."""
+    """The image files of a folder, the digest of each, and statistics of a sample of them."""
 
     folder: Path
     files: tuple[Path, ...]
     digests: tuple[str, ...]
-    sample: Sample
+    sample: ImageSample
 
     @property
     def labels(self) -> list[str]:
@@ -51,54 +52,58 @@ class FolderScan:
 
     @property
     def paths(self) -> list[str]:
-        """Where each image lies in the folder."""
+        """The path of each image, relative to the folder."""
         return [str(file.relative_to(self.folder)) for file in self.files]
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many images each class has, classes sorted."""
+        """The number of images of each class, sorted by class."""
         return dict(sorted(Counter(self.labels).items()))
 
     @property
     def digest(self) -> str:
-        """One digest of all images and their classes, whatever the files are called."""
+        """A digest of all images and their classes. It does not depend on the names of the files."""
         lines = sorted(f"{label} {digest}" for label, digest in zip(self.labels, self.digests, strict=True))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     def held_out(self, share: float) -> set[int]:
-        """Return the images to hold out: about that share of each class that has enough, by the order of digests.
+        """Return the indices of the images to hold out: about `share` of each class with enough images.
 
-        Copies of one image have one digest, so they are held out together, and the accuracy on them stays honest.
+        The digests decide which. Copies of an image have the same digest, so they are held out together, and the
+        accuracy on held-out images is not inflated by copies in the training images.
         """
         chosen: set[int] = set()
         for _, members in groupby(range(len(self.files)), lambda index: self.files[index].parent.name):
-            places = list(members)
-            wanted = max(1, round(share * len(places))) if len(places) >= ENOUGH and share > 0 else 0
-            different = sorted({self.digests[place] for place in places})
-            held = set(different[: min(wanted, len(different) - 1)])
-            chosen.update(place for place in places if self.digests[place] in held)
+            indices = list(members)
+            wanted = max(1, round(share * len(indices))) if len(indices) >= MIN_TO_HOLD_OUT and share > 0 else 0
+            distinct = sorted({self.digests[index] for index in indices})
+            held = set(distinct[: min(wanted, len(distinct) - 1)])
+            chosen.update(index for index in indices if self.digests[index] in held)
         return chosen
 
-    def only(self, paths: Container[str]) -> "FolderScan":
-        """Return a shipment of some of its files alone, which are named as they lie in its folder."""
-        named = [path in paths for path in self.paths]
-        files, digests = (tuple(compress(kept, named)) for kept in (self.files, self.digests))
+    def subset(self, paths: Container[str]) -> "FolderScan":
+        """Return the scan of some of the files, given by their paths relative to the folder."""
+        is_kept = [path in paths for path in self.paths]
+        files, digests = (tuple(compress(values, is_kept)) for values in (self.files, self.digests))
         return replace(self, files=files, digests=digests)
 
     def warnings(self) -> list[str]:
-        """Return what the user should know: files left out, classes of few images, images that lie in two classes."""
-        few = {name: number for name, number in self.counts.items() if number < FEW}
-        found = [f"class '{name}' has only {number} image(s); {FEW} or more are better" for name, number in few.items()]
-        return [*self._empty(), *self._overlooked(), *found, *self._twins()]
+        """Return warnings about skipped folders and files, small classes, and images that are in two classes."""
+        small = {name: count for name, count in self.counts.items() if count < FEW_IMAGES}
+        found = [
+            f"class '{name}' has only {count} image(s); at least {FEW_IMAGES} are recommended"
+            for name, count in small.items()
+        ]
+        return [*self._empty_folders(), *self._skipped_files(), *found, *self._shared_images()]
 
-    def _empty(self) -> Iterator[str]:
-        """Yield a warning for each folder of a class without images, which is skipped."""
+    def _empty_folders(self) -> Iterator[str]:
+        """Yield a warning for each class folder without images."""
         for path in sorted(self.folder.iterdir()):
             if path.is_dir() and not path.name.startswith(".") and path.name not in self.counts:
-                yield f"the folder of class '{path.name}' holds no image; it is left out"
+                yield f"the folder of class '{path.name}' contains no images; it is skipped"
 
-    def _overlooked(self) -> Iterator[str]:
-        """Yield a warning if there are files that are not images, or not right in the folder of a class."""
+    def _skipped_files(self) -> Iterator[str]:
+        """Yield a warning if there are files that are not images, or not directly in a class folder."""
         taken = set(self.files)
         others = [path for path in sorted(self.folder.rglob("*")) if path not in taken and not path.is_dir()]
         others += [
@@ -106,63 +111,72 @@ class FolderScan:
         ]
         names = [str(p.relative_to(self.folder)) for p in others if not p.name.startswith(".")]
         if names:
-            why = "they are no images, or not right in the folder of a class"
-            yield f"{len(names)} file(s) are left out, since {why}: {in_quotes(names)}"
+            reason = "not an image, or not directly in a class folder"
+            yield f"{len(names)} file(s) are skipped ({reason}): {quote_names(names)}"
 
-    def _twins(self) -> Iterator[str]:
-        """Yield a warning for each pair of classes that share an image, byte for byte."""
-        homes: dict[str, dict[str, Path]] = {}
+    def _shared_images(self) -> Iterator[str]:
+        """Yield a warning for each pair of classes that have identical image files."""
+        by_digest: dict[str, dict[str, Path]] = {}
         for path, digest in zip(self.files, self.digests, strict=True):
-            homes.setdefault(digest, {}).setdefault(path.parent.name, path)
+            by_digest.setdefault(digest, {}).setdefault(path.parent.name, path)
         pairs: dict[tuple[str, str], list[Path]] = {}
-        for places in homes.values():
-            first, *others = sorted(places)
+        for by_class in by_digest.values():
+            first, *others = sorted(by_class)
             for other in others:
-                pairs.setdefault((first, other), []).append(places[other])
+                pairs.setdefault((first, other), []).append(by_class[other])
         for (first, other), paths in sorted(pairs.items()):
             yield (
-                f"classes '{first}' and '{other}' share {len(paths)} identical image(s), such as "
-                f"'{paths[0].relative_to(self.folder)}'; an image should be in one class"
+                f"classes '{first}' and '{other}' share {len(paths)} identical image(s), for example "
+                f"'{paths[0].relative_to(self.folder)}'; an image should be in only one class"
             )
 
 
-def look(folder: str | Path, *, skip_empty: bool = False, workers: int = 8, watch: Watch | None = None) -> FolderScan:
-    """Look at a folder of images: list and digest all of them, and look closely at some."""
+def scan_folder(
+    folder: str | Path, *, skip_empty: bool = False, workers: int = 8, on_progress: OnProgress | None = None
+) -> FolderScan:
+    """List and hash all images of a folder, and decode a sample of them."""
     files = list_images(folder, skip_empty=skip_empty)
-    _check_names({path.parent.name for path in files})
+    _check_class_names({path.parent.name for path in files})
     digests = []
     with ThreadPoolExecutor(workers) as pool:
         for digest in pool.map(file_digest, files):
             digests.append(digest)
-            if watch is not None:
-                watch("looking at images", len(digests), len(files), "")
-        seen = [one for one in pool.map(_glance, files[:: -(-len(files) // SAMPLE)]) if one is not None]
-    if not seen:
-        raise ImageError(f"none of the images looked at in '{folder}' can be read; the first is '{files[0]}'")
-    pixels = np.stack([thumbnail for _, thumbnail in seen]) / 255  # (images, 3, height, width)
-    grey = sum(bool(np.ptp(thumbnail.astype(int), axis=0).max() <= GREY) for _, thumbnail in seen)
-    mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
-    sample = Sample(int(median(side for side, _ in seen)), grey == len(seen), _rounded(mean), _rounded(std))
-    return FolderScan(Path(folder), tuple(files), tuple(digests), sample)
+            if on_progress is not None:
+                on_progress("scanning images", len(digests), len(files), "")
+        thumbnails = [
+            found for found in pool.map(_thumbnail, files[:: -(-len(files) // SAMPLE_SIZE)]) if found is not None
+        ]
+    if not thumbnails:
+        raise ImageError(f"none of the sampled images in '{folder}' can be read; the first is '{files[0]}'")
+    return FolderScan(Path(folder), tuple(files), tuple(digests), _measure(thumbnails))
 
 
-def _check_names(classes: Iterable[str]) -> None:
-    """Refuse names of folders that are no text, which no model file could hold."""
-    for name in classes:
+def _check_class_names(names: Iterable[str]) -> None:
+    """Raise `ValueError` for a folder name that is not valid text, since a model file could not store it."""
+    for name in names:
         try:
             name.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"the name of the folder {name!r} is not UTF-8 text; rename it, then learn it") from None
+            raise ValueError(f"the folder name {name!r} is not UTF-8 text; rename the folder") from None
 
 
-def _glance(path: Path) -> tuple[int, np.ndarray] | None:
-    """Return the short side of an image and a thumbnail; None for one that cannot be read, which decoding will name."""
+def _thumbnail(path: Path) -> tuple[int, np.ndarray] | None:
+    """Return the short side and a thumbnail of an image; None if it cannot be read, which decoding will report."""
     try:
         with Image.open(path, formats=FORMATS) as opened:
             side = min(opened.size)
         return side, decode_image(path, THUMBNAIL)
-    except Exception:  # decoders raise whatever they like
+    except Exception:  # image decoders may raise anything
         return None
+
+
+def _measure(thumbnails: list[tuple[int, np.ndarray]]) -> ImageSample:
+    """Return the statistics of the sampled images, given the short side and the thumbnail of each."""
+    pixels = np.stack([thumbnail for _, thumbnail in thumbnails]) / 255  # (images, 3, height, width)
+    grey = sum(bool(np.ptp(thumbnail.astype(int), axis=0).max() <= GREY_TOLERANCE) for _, thumbnail in thumbnails)
+    mean, std = pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3)).clip(0.05)
+    side = int(median(side for side, _ in thumbnails))
+    return ImageSample(side, grey == len(thumbnails), _rounded(mean), _rounded(std))
 
 
 def _rounded(values: np.ndarray) -> tuple[float, float, float]:

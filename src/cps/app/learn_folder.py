@@ -1,13 +1,14 @@
-"""Growing: a model file learns a shipment of new classes, and is replaced only when all is done.
+"""Learn a folder of new classes into a model file, which is replaced only when learning has finished.
 
-Beside the model lie, while it learns, a checkpoint that the same call goes on from, and a lock. Nothing else is kept,
-no image least of all.
+While it learns, a checkpoint and a lock lie beside the model. Running it again resumes from the checkpoint. No images
+are stored.
 """
 
 import datetime
 import time
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,13 +17,12 @@ import torch
 from torch import Tensor
 
 import cps
-from cps.app.autoconfig import Choice, Options, apply, propose
-from cps.app.class_names import almost_alike, new_version, one_form
-from cps.app.folder_scan import FolderScan, Watch
-from cps.app.predict_files import size_of
-from cps.app.similar_classes import lookalikes, usual_outputs
-from cps.config import SETTINGS
-from cps.data.datasets import imagenet_weights
+from cps.app import task_metadata as keys
+from cps.app.autoconfig import Choice, Options, apply_options, choose_config
+from cps.app.folder_scan import FolderScan, OnProgress
+from cps.app.predict_files import image_size
+from cps.app.similar_classes import find_similar_images, find_similar_names, typical_outputs
+from cps.data.datasets import load_imagenet_weights
 from cps.data.decode import ImageError
 from cps.data.image_folder import FolderImages, ImageFolder
 from cps.data.rotations import Rotations, RotationScheme
@@ -30,225 +30,247 @@ from cps.data.tasks import Task
 from cps.learner import Learner
 from cps.loading import load
 from cps.runtime.environment import reproducibility_context
-from cps.storage import container as storage
-from cps.storage.settings_codec import encode
+from cps.storage import atomic, container
+from cps.storage.settings_codec import upgrade_settings
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+Labelled = tuple[Tensor, list[str]]  # images, and the class of each
+
 
 @dataclass(frozen=True)
 class LearningPlan:
-    """A model that is about to learn a shipment: its learner, the image size, its settings in words, class names.
+    """What is about to be learned: the folder, and the learner with its settings.
 
-    `names` maps the name of a folder to that of its class, which differ where a known class gets a new version. `done`
-    is the task that these very images were learned as, if they were.
+    `classes` maps the name of each folder to its class. The two differ if the class is a new version of a learned one.
+    `learned_as` is the index of the task as which the same images were learned before, or None.
     """
 
     model: Path
     learner: Learner
-    shipment: FolderScan
+    scan: FolderScan
     size: int
     choices: tuple[Choice, ...]
-    names: Mapping[str, str]
-    done: int | None = None
+    classes: Mapping[str, str]
+    learned_as: int | None = None
 
     @property
     def rotations(self) -> RotationScheme:
-        """How the new classes are looked at: as all others; one by itself in its turns, to have something to tell."""
-        usual = self.learner.rotations
-        is_alone = len(self.names) == 1 and usual.num_rotations == 1
-        return Rotations(flips=usual.flips) if is_alone else usual
+        """The learner's rotations; for a single class all four, since a task needs something to tell apart."""
+        rotations = self.learner.config.rotations
+        needs_rotations = len(self.classes) == 1 and rotations.num_rotations == 1
+        return Rotations(flips=rotations.flips) if needs_rotations else rotations
 
 
-class Learned(NamedTuple):
-    """What came of it: the task's place from 0, and its notes."""
+class LearnedTask(NamedTuple):
+    """The index of a learned task, and the notes about it."""
 
     task: int
     notes: dict[str, Any]
 
 
-def prepare(
+def make_plan(
     model: str | Path,
-    shipment: FolderScan,
-    wishes: Options,
+    scan: FolderScan,
+    options: Options,
     fabric: "Fabric",
     *,
     weights: Path | None = None,
     as_version: bool = False,
 ) -> LearningPlan:
-    """Open a model, or choose the settings of a new one, for a shipment; refuse classes that it knows."""
+    """Load the model, or choose the settings of a new one.
+
+    Raise `ValueError` for a class that the model has learned already, unless `as_version`.
+    """
     model = Path(model)
     if model.exists():
         learner = load(model, fabric=fabric)
-        size = size_of(learner)
-        choices = apply(wishes, learner, size)
+        size = image_size(learner)
+        choices = apply_options(options, learner, size)
     else:
-        proposal = propose(shipment, wishes, has_gpu=fabric.device.type == "cuda")
-        size, choices = proposal.size, proposal.choices
-        backbone = proposal.backbone.drawn(wishes.seed or 0)
-        if wishes.pretrained:
-            imagenet_weights(backbone, weights)
-        learner = Learner(backbone, **proposal.settings, fabric=fabric)
-        learner.builtin = proposal.backbone  # so that the file opens without code
+        config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda")
+        size, choices = config.size, config.choices
+        backbone = config.backbone.make(options.seed or 0)
+        if options.pretrained:
+            load_imagenet_weights(backbone, weights)
+        learner = Learner(backbone, **config.settings, fabric=fabric, architecture=config.backbone)
     for task, subnetwork in enumerate(learner.network.subnetworks):
-        if subnetwork.notes.get("shipment") == shipment.digest:
-            if _pending(model, learner) is None:
-                storage.remove(checkpoint_of(model))  # a kill may have come just before
-            return LearningPlan(model, learner, shipment, size, choices, {}, done=task)
-    return LearningPlan(model, learner, shipment, size, choices, _new_names(shipment, learner, as_version))
+        if subnetwork.notes.get(keys.SCAN_DIGEST) == scan.digest:
+            if _checkpoint_header(model, learner) is None:
+                atomic.remove(checkpoint_path(model))  # left by a run that was killed after it had saved the model
+            return LearningPlan(model, learner, scan, size, choices, {}, learned_as=task)
+    return LearningPlan(model, learner, scan, size, choices, _class_names(scan, learner, as_version))
 
 
-def checkpoint_of(model: str | Path) -> Path:
-    """Return where learning keeps its checkpoint: beside the model."""
+def checkpoint_path(model: str | Path) -> Path:
+    """Return the path of the checkpoint, which lies beside the model."""
     return Path(f"{model}.checkpoint")
 
 
-def goes_on(growth: LearningPlan) -> bool:
-    """Say whether an interrupted run of the same classes and settings left a checkpoint to go on from."""
-    return _left_over(growth) is not None
+def can_resume(plan: LearningPlan) -> bool:
+    """Return True if an interrupted run of the same classes and settings left a checkpoint."""
+    return _matching_checkpoint(plan) is not None
 
 
-def _left_over(growth: LearningPlan) -> dict[str, Any] | None:
-    """Return the header of that checkpoint."""
-    found = _pending(growth.model, growth.learner)
-    if found is None:
+def _matching_checkpoint(plan: LearningPlan) -> dict[str, Any] | None:
+    """Return the header of the checkpoint if it has the classes and settings of the plan."""
+    header = _checkpoint_header(plan.model, plan.learner)
+    if header is None:
         return None
-    settings = {name: encode(getattr(growth.learner, name)) for name in SETTINGS} | {
-        "rotations": encode(growth.rotations)
-    }
-    known = {name: value for name, value in found["identity"]["settings"].items() if name in settings}
-    is_same = found["identity"]["classes"] == list(growth.names.values()) and known == settings
-    return found if is_same else None
+    settings = replace(plan.learner.config, rotations=plan.rotations).encode()
+    stored = upgrade_settings(header["identity"]["settings"])
+    same_settings = {name: value for name, value in stored.items() if name in settings} == settings
+    return header if same_settings and header["identity"]["classes"] == list(plan.classes.values()) else None
 
 
-def _pending(model: str | Path, learner: Learner) -> dict[str, Any] | None:
-    """Return the header of the checkpoint beside a model, if that is of what is still to be learned."""
+def _checkpoint_header(model: str | Path, learner: Learner) -> dict[str, Any] | None:
+    """Return the header of the checkpoint beside a model if it is of the next task to be learned."""
     try:
-        found = storage.read_header(checkpoint_of(model), "checkpoint")
-    except (FileNotFoundError, storage.FileError):
+        header = container.read_header(checkpoint_path(model), "checkpoint")
+    except (FileNotFoundError, container.FileError):
         return None
-    return found if found["identity"].get("task") == len(learner.network.subnetworks) else None
+    return header if header["identity"].get("task") == len(learner.network.subnetworks) else None
 
 
-def decode(growth: LearningPlan, *, skip_damaged: bool = False, watch: Watch | None = None) -> FolderImages:
-    """Decode all images of the shipment to the model's size."""
-    shipment = growth.shipment
+def decode_images(
+    plan: LearningPlan, *, skip_damaged: bool = False, on_progress: OnProgress | None = None
+) -> FolderImages:
+    """Decode all images of the folder to the model's image size."""
 
-    def tell(done: int, total: int) -> None:
-        if watch is not None:
-            watch("decoding images", done, total, "")
+    def report(done: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress("decoding images", done, total, "")
 
-    folder = ImageFolder(shipment.folder, size=growth.size, files=shipment.files, skip_damaged=skip_damaged, watch=tell)
+    folder = ImageFolder(
+        plan.scan.folder, size=plan.size, files=plan.scan.files, skip_damaged=skip_damaged, on_progress=report
+    )
     try:
         return folder.read()
     except ImageError as error:
-        raise ImageError(f"{error}\n--skip-damaged leaves such images out" if not skip_damaged else error) from None
+        raise ImageError(f"{error}\nuse --skip-damaged to skip such images" if not skip_damaged else error) from None
 
 
-def learn(growth: LearningPlan, read: FolderImages, *, share: float = 0.1, watch: Watch | None = None) -> Learned:
-    """Learn the decoded images as a task, measure it on those held out, and put the new model in place of the old."""
-    began = time.monotonic() - (_left_over(growth) or {}).get("seconds", 0.0)
-    learner, names = growth.learner, growth.names
-    train, held = _split(growth.shipment, read, names, share)
-    checkpoint = checkpoint_of(growth.model)
-    new = Task(list(names.values()), train=train, val=held if held[1] else None)
-    usual = learner.rotations, learner.watch
-    learner.watch = watch and (lambda at: watch(at.words, at.done, at.total, f"loss {at.loss:.4f}"))
-    learner.rotations = growth.rotations
-    try:
-        subnetwork = learner.learn(new, checkpoint=checkpoint)
-    finally:
-        learner.rotations, learner.watch = usual
-    task = len(learner.network.subnetworks) - 1
-    counts = Counter(train[1] + held[1])
-    subnetwork.notes.update(
-        {
-            "day": datetime.date.today().isoformat(),
-            "folder": growth.shipment.folder.resolve().name,
-            "shipment": growth.shipment.digest,
-            "images": counts.total(),
-            "classes": {name: counts[name] for name in names.values()},
-            "skipped": len(read.skipped),
-            "held out": len(held[1]),
-            "accuracy": _accuracy(learner, task, *held),
-            "usual output": usual_outputs(learner, task, *held) if held[1] else {},
-            "seconds": round(time.monotonic() - began, 1),
-            "cps": cps.__version__,
-            "answers": {
-                "digest": learner.fingerprint(task).outputs,
-                "on": reproducibility_context(learner.network.device),
-            },
-        }
+def learn_folder(
+    plan: LearningPlan, decoded: FolderImages, *, hold_out: float = 0.1, on_progress: OnProgress | None = None
+) -> LearnedTask:
+    """Learn the decoded images as a task, measure the accuracy on held-out images, and replace the model file."""
+    start = time.monotonic() - (_matching_checkpoint(plan) or {}).get("seconds", 0.0)
+    learner, classes = plan.learner, list(plan.classes.values())
+    train, held_out = _split(plan, decoded, hold_out)
+    on_epoch = on_progress and (lambda at: on_progress(at.phase_name, at.done, at.total, f"loss {at.loss:.4f}"))
+    learner.learn(
+        Task(classes, train=train, val=held_out if held_out[1] else None),
+        checkpoint=checkpoint_path(plan.model),
+        rotations=plan.rotations,
+        on_epoch=on_epoch,
     )
-    learner.save(growth.model)
-    storage.remove(checkpoint)
-    return Learned(task, subnetwork.notes)
+    task = len(learner.network.subnetworks) - 1
+    counts = Counter(train[1] + held_out[1])
+    notes = {
+        keys.DATE: datetime.date.today().isoformat(),
+        keys.FOLDER: plan.scan.folder.resolve().name,
+        keys.SCAN_DIGEST: plan.scan.digest,
+        keys.NUM_IMAGES: counts.total(),
+        keys.CLASS_COUNTS: {name: counts[name] for name in classes},
+        keys.NUM_SKIPPED: len(decoded.skipped),
+        keys.NUM_HELD_OUT: len(held_out[1]),
+        keys.ACCURACY: _accuracy(learner, task, *held_out),
+        keys.TYPICAL_OUTPUTS: typical_outputs(learner, task, *held_out) if held_out[1] else {},
+        keys.SECONDS: round(time.monotonic() - start, 1),
+        keys.CPS_VERSION: cps.__version__,
+        keys.OUTPUTS: {
+            keys.OUTPUTS_DIGEST: learner.fingerprint(task).outputs,
+            keys.OUTPUTS_CONTEXT: reproducibility_context(learner.network.device),
+        },
+    }
+    learner.annotate(task, **notes)
+    learner.save(plan.model)
+    atomic.remove(checkpoint_path(plan.model))
+    return LearnedTask(task, notes)
 
 
-def known_classes(growth: LearningPlan, read: FolderImages) -> list[str]:
-    """Return a warning for each new class that looks like a known one; a new version of one is meant to."""
-    new = {folder for folder, name in growth.names.items() if one_form(folder) == name}
-    chosen = [index for index, label in enumerate(read.labels) if label in new]
-    return lookalikes(growth.learner, read.images[chosen], [read.labels[index] for index in chosen]) if chosen else []
+def similar_name_warnings(plan: LearningPlan) -> list[str]:
+    """Return a warning for each new class whose name differs from another only by case or spaces."""
+    learned = [str(name) for subnetwork in plan.learner.network.subnetworks for name in subnetwork.classes]
+    pairs = find_similar_names(list(plan.classes.values()), learned)
+    return [f"class '{name}' has nearly the same name as '{other}'; are they the same class?" for name, other in pairs]
 
 
-def _new_names(shipment: FolderScan, learner: Learner, as_version: bool) -> dict[str, str]:
-    """Return the class of each folder; a known name is refused, or counted up."""
-    known = {one_form(name): task for task, sub in enumerate(learner.network.subnetworks) for name in sub.classes}
-    names = {}
-    for folder in shipment.counts:
-        name = one_form(folder)
-        if name in known and not as_version:
+def similar_image_warnings(plan: LearningPlan, decoded: FolderImages) -> list[str]:
+    """Return a warning for each new class whose images resemble a learned class; new versions may resemble it."""
+    new = {folder for folder, name in plan.classes.items() if _normalise(folder) == name}
+    chosen = [index for index, label in enumerate(decoded.labels) if label in new]
+    if not chosen:
+        return []
+    similar = find_similar_images(plan.learner, decoded.images[chosen], [decoded.labels[index] for index in chosen])
+    return [
+        f"images of '{name}' resemble class '{other}' of task {task + 1}; if they are the same class, press Ctrl-C and "
+        "use one name for both"
+        for name, other, task in similar
+    ]
+
+
+def drop_unreadable_classes(plan: LearningPlan, decoded: FolderImages) -> tuple[LearningPlan, list[str]]:
+    """Return the plan without the classes that have no readable image, and the folders of those classes."""
+    readable = set(decoded.labels)
+    classes = {folder: name for folder, name in plan.classes.items() if folder in readable}
+    return replace(plan, classes=classes), [folder for folder in plan.classes if folder not in readable]
+
+
+def _class_names(scan: FolderScan, learner: Learner, as_version: bool) -> dict[str, str]:
+    """Return the class of each folder. A learned class gets a new version if `as_version`, else raise."""
+    learned = {_normalise(name): task for task, each in enumerate(learner.network.subnetworks) for name in each.classes}
+    classes: dict[str, str] = {}
+    for folder in scan.counts:
+        name = _normalise(folder)
+        if name in learned and not as_version:
             raise ValueError(
-                f"class '{name}' was learned already, in task {known[name] + 1}; give its folder another name, or add "
-                f"--as-version to learn it as '{new_version(name, {*known})}'"
+                f"class '{name}' was already learned in task {learned[name] + 1}; rename its folder, or use "
+                f"--as-version to learn it as '{_new_version(name, {*learned})}'"
             )
-        names[folder] = new_version(name, {*known, *names.values()}) if name in known else name
-    if len(set(names.values())) != len(names):
-        raise ValueError(f"two folders of '{shipment.folder}' would become one class; rename one of them")
-    return names
+        classes[folder] = _new_version(name, {*learned, *classes.values()}) if name in learned else name
+    if len(set(classes.values())) != len(classes):
+        raise ValueError(f"two folders in '{scan.folder}' have the same class name; rename one of them")
+    return classes
 
 
-def namesakes(growth: LearningPlan) -> list[str]:
-    """Return a warning for each new class whose name differs from another's by letter case or blanks alone."""
-    learned = [str(name) for sub in growth.learner.network.subnetworks for name in sub.classes]
-    pairs = almost_alike(list(growth.names.values()), learned)
-    return [f"class '{name}' is called almost like '{other}'; is it the same?" for name, other in pairs]
+def _normalise(name: object) -> str:
+    """Return a name in Unicode normal form C, so that names that look the same are the same."""
+    return unicodedata.normalize("NFC", str(name))
 
 
-def without_unreadable(growth: LearningPlan, read: FolderImages) -> tuple[LearningPlan, list[str]]:
-    """Return the growth without classes of which no image could be read, and the folders of those."""
-    readable = set(read.labels)
-    names = {folder: name for folder, name in growth.names.items() if folder in readable}
-    return replace(growth, names=names), [folder for folder in growth.names if folder not in readable]
+def _new_version(name: str, names: Collection[str]) -> str:
+    """Return the name of the next version of a class, such as "bolt (2)"."""
+    number = 2
+    while f"{name} ({number})" in names:
+        number += 1
+    return f"{name} ({number})"
 
 
-Part = tuple[Tensor, list[str]]  # images and the class of each
+def _split(plan: LearningPlan, decoded: FolderImages, hold_out: float) -> tuple[Labelled, Labelled]:
+    """Return the training images and the held-out images."""
+    readable = plan.scan.subset(set(decoded.paths))  # hold out images that can be read
+    paths = readable.paths
+    held_out = {paths[index] for index in readable.held_out(hold_out)}
 
+    def select(is_held_out: bool) -> Labelled:
+        indices = [index for index, path in enumerate(decoded.paths) if (path in held_out) == is_held_out]
+        images = decoded.images[torch.tensor(indices, dtype=torch.long)]
+        return images, [plan.classes[decoded.labels[index]] for index in indices]
 
-def _split(shipment: FolderScan, read: FolderImages, names: Mapping[str, str], share: float) -> tuple[Part, Part]:
-    """Return the images to learn from, and those held out."""
-    shipment = shipment.only(set(read.paths))
-    paths, held_out = shipment.paths, shipment.held_out(share)
-    held = {paths[index] for index in held_out}
-    parts = []
-    for wanted in (False, True):
-        places = [index for index, path in enumerate(read.paths) if (path in held) == wanted]
-        images = read.images[torch.tensor(places, dtype=torch.long)]
-        parts.append((images, [names[read.labels[index]] for index in places]))
-    return parts[0], parts[1]
+    return select(False), select(True)
 
 
 def _accuracy(learner: Learner, task: int, images: Tensor, labels: list[str]) -> dict[str, float] | None:
-    """Return the share of held-out images that are right, with the task known and with it to be found among all."""
+    """Return the accuracy on held-out images with the task known and with the task selected; None without images."""
     if not labels:
         return None
 
-    def right(found: list[Any]) -> float:
-        return round(sum(a == b for a, b in zip(found, labels, strict=True)) / len(labels), 4)
+    def accuracy(predicted: list[Any]) -> float:
+        return round(sum(a == b for a, b in zip(predicted, labels, strict=True)) / len(labels), 4)
 
     return {
-        "task known": right(learner.predict(images, task=task).classes),
-        "task found": right(learner.predict(images).classes),
+        keys.WITH_TASK_KNOWN: accuracy(learner.predict(images, task=task).classes),
+        keys.WITH_TASK_SELECTED: accuracy(learner.predict(images).classes),
     }

@@ -1,64 +1,75 @@
-"""Resemblance: whether images of a new class look like a class that the model knows already.
+"""Find new classes that the model has probably learned already: by their images or by their name.
 
-A head of a few classes is sure of itself whatever it sees, so its softmax tells little. How large its outputs are on
-images of its own classes tells more: it is noted for each class when a task is learned, from held-out images.
+The softmax of a head with few classes is confident on any image, so it says little. The size of its logits says more:
+when a task is learned, the largest logit that is typical for each class is measured on held-out images and noted.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cps.app.task_metadata import usual_outputs_of
+from cps.app.task_metadata import read_typical_outputs
 from cps.learner import Learner
 from cps.network.outputs import Evidence
-from cps.selection.predict import classify
+from cps.selection.predict import best_class
 
-CLAIMED = 0.8  # share of a new class's images that go to one old class, from which a warning is due ...
-STRONGLY = 0.6  # ... if this share do so as strongly as its own
-FEWEST = 4  # images of a class that can tell anything
-MOST = 32  # images of a class that are looked at
+MIN_SHARE = 0.8  # share of a new class's images that must be assigned to the same learned class ...
+MIN_STRONG_SHARE = 0.6  # ... and share with a logit as large as for that class's own images
+MIN_IMAGES = 4  # of a class, below which it is not compared
+MAX_IMAGES = 32  # of a class that are compared
 
 
-def usual_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[Any]) -> dict[str, float]:
-    """Return, for each class of a task with enough of these images, the lower quartile of the head's largest output."""
+def typical_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[Any]) -> dict[str, float]:
+    """Return the lower quartile of the largest logit for each class of a task that has enough of these images."""
     largest = learner.evidence(images)[task].logits.amax(dim=1).cpu()
-    usual = {}
+    typical = {}
     for name in dict.fromkeys(labels):
         own = largest[torch.tensor([label == name for label in labels])]
-        if len(own) >= FEWEST:
-            usual[str(name)] = round(float(own.quantile(0.25)), 4)
-    return usual
+        if len(own) >= MIN_IMAGES:
+            typical[str(name)] = round(float(own.quantile(0.25)), 4)
+    return typical
 
 
-def lookalikes(learner: Learner, images: Tensor, labels: Sequence[str]) -> list[str]:
-    """Return a warning for each new class whose images an old subnetwork takes for one of its own classes."""
-    found = []
-    usual = {task: usual_outputs_of(subnetwork.notes) for task, subnetwork in enumerate(learner.network.subnetworks)}
-    for name, number in Counter(labels).items() if any(usual.values()) else ():
-        if number < FEWEST:
+def find_similar_images(learner: Learner, images: Tensor, labels: Sequence[str]) -> Iterator[tuple[str, str, int]]:
+    """Yield each new class whose images a learned task takes for one of its classes: (new class, class, task)."""
+    typical = {task: read_typical_outputs(each.notes) for task, each in enumerate(learner.network.subnetworks)}
+    if not any(typical.values()):
+        return
+    for name, count in Counter(labels).items():
+        if count < MIN_IMAGES:
             continue
-        own = images[torch.tensor([label == name for label in labels])][:MOST]
+        own = images[torch.tensor([label == name for label in labels])][:MAX_IMAGES]
         evidence = learner.evidence(own)
-        evidence.ask(range(len(usual)))  # together costs less
-        for task, known in usual.items():
-            claimed = _claimed(learner, evidence, task, known)
-            if claimed is not None:
-                found.append(
-                    f"images of '{name}' look like '{claimed}' of task {task + 1} to the model; if they are the same, "
-                    "stop this with Ctrl-C and keep to one name"
-                )
-    return found
+        evidence.compute(range(len(typical)))  # one pass over all tasks is faster than one for each
+        for task, levels in typical.items():
+            similar = _similar_class(learner, evidence, task, levels)
+            if similar is not None:
+                yield name, similar, task
 
 
-def _claimed(learner: Learner, evidence: Evidence, task: int, usual: Mapping[str, float]) -> str | None:
-    """Return the class of a task that claims nearly all of the images, most as strongly as its own; else None."""
-    largest = evidence[task].logits.amax(dim=1)
-    tasks = torch.full_like(largest, task, dtype=torch.long)
-    names = [str(name) for name in classify(learner.network, evidence, tasks).classes]
-    name, claimed = Counter(names).most_common(1)[0]
-    level = usual.get(name, float("inf"))
-    strongly = sum(own == name and output >= level for own, output in zip(names, largest.tolist(), strict=True))
-    return name if claimed >= CLAIMED * len(names) and strongly >= STRONGLY * len(names) else None
+def find_similar_names(names: Sequence[str], learned: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each name that differs only by case or spaces from a learned or an earlier name, with that name."""
+    for index, name in enumerate(names):
+        for other in (*learned, *names[:index]):
+            if other != name and _simplified(other) == _simplified(name):
+                yield name, other
+                break
+
+
+def _similar_class(learner: Learner, evidence: Evidence, task: int, typical: Mapping[str, float]) -> str | None:
+    """Return the class of a task to which nearly all images are assigned, most with a typical logit; else None."""
+    logits = evidence[task].logits.cpu()
+    names = [str(name) for name in learner.network.subnetworks[task].names(best_class(logits)[1])]
+    name, count = Counter(names).most_common(1)[0]
+    level = typical.get(name, float("inf"))
+    strong = sum(
+        own == name and output >= level for own, output in zip(names, logits.amax(dim=1).tolist(), strict=True)
+    )
+    return name if count >= MIN_SHARE * len(names) and strong >= MIN_STRONG_SHARE * len(names) else None
+
+
+def _simplified(name: str) -> str:
+    return "".join(name.casefold().split())

@@ -1,4 +1,4 @@
-"""The command line: each command is a function of one of the `cli_...` files."""
+"""The command line. Each command is a function in one of the modules of this package."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from cps.cli import export as cli_export
 from cps.cli import model as cli_model
 from cps.cli import predict as cli_predict
 from cps.cli import serve as cli_serve
-from cps.cli.terminal import console, in_plain_words
+from cps.cli.terminal import console, report_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 
-def _version(show: bool) -> None:
+def _print_version(show: bool) -> None:
     if show:
         console.print(f"cps {cps.__version__}")
         raise typer.Exit
@@ -27,7 +27,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, help="Show the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, help="Print the version.")] = False,
 ) -> None: ...
 
 
@@ -42,7 +42,7 @@ for command in (
     cli_bench.bench,
     cli_bench.report,
 ):
-    app.command()(in_plain_words(command))
+    app.command()(report_errors(command))
 
 
 def main() -> None:

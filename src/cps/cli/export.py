@@ -1,4 +1,4 @@
-"""The command of whoever takes a model elsewhere: `cps export` writes ONNX and state dicts."""
+"""The command that writes a model for programs without cps: `cps export`."""
 
 import io
 from contextlib import redirect_stderr
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cps.cli.loaders import Loader, loader_of
-from cps.cli.terminal import console, errors, shown
+from cps.cli.loaders import Loader, get_loader
+from cps.cli.terminal import console, errors, sanitize
 
 if TYPE_CHECKING:
-    from cps.export.onnx import Export
+    from cps.export.tasks import Export
     from cps.learner import Learner
     from cps.selection.base import GraphSelector
 
@@ -19,51 +19,55 @@ if TYPE_CHECKING:
 def export(
     model: Annotated[Path, typer.Argument(help="The model file.")],
     to: Annotated[Path, typer.Option(help="The file to write: .onnx, or .safetensors for one task.")],
-    task: Annotated[int | None, typer.Option(min=1, help="Which task, from 1.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All tasks, and the selection, as one graph.")] = False,
-    selector: Annotated[str | None, typer.Option(help="The selector of that graph. Else the model's first.")] = None,
+    task: Annotated[int | None, typer.Option(min=1, help="The task to export, numbered from 1.")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Export all tasks and the task selection as one graph.")
+    ] = False,
+    selector: Annotated[
+        str | None, typer.Option(help="The selector of the graph of all tasks. Default: the model's first.")
+    ] = None,
     loader: Loader = None,
 ) -> None:
-    """Write one task, or all, as a file that needs no cps: ONNX, or a plain state dict."""
+    """Export one task or all tasks to a file that works without cps: ONNX, or a plain state dict."""
     if (task is None) != everything:
-        raise typer.BadParameter("say which task with --task, or --all for all of them in one graph")
+        raise typer.BadParameter("give either --task, or --all for all tasks in one graph")
     if task is not None and selector is not None:
-        raise typer.BadParameter("one task needs no --selector; that is for --all")
-    from cps.export.onnx import export_all, export_task
+        raise typer.BadParameter("--selector needs --all; a single task has no selector")
+    from cps.export.tasks import export_all, export_task
     from cps.network.input_checks import check_task_number
     from cps.runtime.devices import make_fabric
 
-    learner = loader_of(loader)(model, fabric=make_fabric(accelerator="cpu"))
-    with redirect_stderr(io.StringIO()) as said:  # torch prints graphs at length where one cannot be made
+    learner = get_loader(loader)(model, fabric=make_fabric(accelerator="cpu"))
+    with redirect_stderr(io.StringIO()) as output:  # torch prints long graphs if an export fails
         if task is None:
-            done = export_all(learner, to, selector=_selector(learner, selector))
-            what = f"all {len(learner.classes)} tasks"
+            exported = export_all(learner, to, selector=_find_selector(learner, selector))
+            content = f"all {len(learner.classes)} tasks"
         else:
             check_task_number(task, learner.network)
-            done = export_task(learner, task - 1, to)
-            what = f"task {task} ({', '.join(map(str, learner.classes[task - 1]))})"
-    errors.print(shown(said.getvalue()), end="", soft_wrap=True, highlight=False)
-    _show(done, what)
+            exported = export_task(learner, task - 1, to)
+            content = f"task {task} ({', '.join(map(str, learner.classes[task - 1]))})"
+    errors.print(sanitize(output.getvalue()), end="", soft_wrap=True, highlight=False)
+    _print_export(exported, content)
 
 
-def _selector(learner: "Learner", name: str | None) -> "GraphSelector | None":
-    """Return the selector of that name, if one was asked for; `export_all` refuses what a graph cannot hold."""
+def _find_selector(learner: "Learner", name: str | None) -> "GraphSelector | None":
+    """Return the selector of that name; `export_all` raises if a graph cannot contain it."""
     if name is None:
         return None
-    known = {selector.name: selector for selector in learner.selectors}
+    known = {selector.name: selector for selector in learner.config.selectors}
     if name not in known:
-        raise ValueError(f"the model keeps nothing for a selector '{name}'; there are: {', '.join(known)}")
+        raise ValueError(f"the model has no selector '{name}'; choose from: {', '.join(known)}")
     return known[name]  # pyright: ignore[reportReturnType]
 
 
-def _show(done: "Export", what: str) -> None:
-    console.print(f"Wrote [bold]{shown(done.path)}[/bold]: {shown(what)}", soft_wrap=True)
+def _print_export(exported: "Export", content: str) -> None:
+    console.print(f"Wrote [bold]{sanitize(exported.path)}[/bold]: {sanitize(content)}", soft_wrap=True)
     console.print(
-        f"{done.bytes / 1024:,.0f} KiB, {done.parameters:,} parameters, "
-        f"{done.operations / 1e6:,.1f} million operations for one image",
+        f"{exported.bytes / 1024:,.0f} KiB, {exported.parameters:,} parameters, "
+        f"{exported.operations / 1e6:,.1f} million operations per image",
         highlight=False,
     )
-    if done.difference is not None:
-        console.print(f"onnxruntime and torch differ by {done.difference:.1e} at most, on noise", highlight=False)
-    elif done.path.suffix == ".onnx":
-        console.print("not checked: pip install onnxruntime to have the graph compared with torch", highlight=False)
+    if exported.difference is not None:
+        console.print(f"onnxruntime and torch differ by at most {exported.difference:.1e}, on noise", highlight=False)
+    elif exported.path.suffix == ".onnx":
+        console.print("not checked: install onnxruntime to compare the graph with torch", highlight=False)

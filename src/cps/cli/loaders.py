@@ -1,4 +1,4 @@
-"""Loaders: how commands open a model, one of a network of the user's own too."""
+"""The --loader option: a function of the user that loads a model with a custom backbone."""
 
 import importlib
 import os
@@ -12,40 +12,42 @@ import typer
 if TYPE_CHECKING:
     from cps.loading import Load
 
-Loader = Annotated[str | None, typer.Option(help="module:function that opens a model, where its network is your own.")]
+Loader = Annotated[
+    str | None, typer.Option(help="Function that loads a model with a custom backbone, as module:function.")
+]
 
 
-def loader_of(name: str | None) -> "Load":
-    """Return the function that opens a model: the one of that name, of the folder one is in or installed, or ours."""
+def get_loader(name: str | None) -> "Load":
+    """Return the loader with that name, from the current folder or an installed package; `cps.load` for None."""
     from cps.learner import Learner
     from cps.loading import BackboneMissing, load
 
-    own = None if name is None else _imported(name)
+    custom = None if name is None else _import_function(name)
 
-    def opened(path: Path, **settings: Any) -> Learner:
-        if own is None:
+    def load_model(path: Path, **settings: Any) -> Learner:
+        if custom is None:
             try:
                 return load(path, **settings)
             except BackboneMissing as error:
-                raise BackboneMissing(f"{error}, by a function that --loader names") from None
+                raise BackboneMissing(f"{error}, in a function given with --loader") from None
         try:
-            found = own(path, **settings)
+            found = custom(path, **settings)
         except TypeError as error:
-            raise ValueError(f"--loader '{name}' must take a path and settings, as fabric=...: {error}") from error
+            raise ValueError(f"--loader '{name}' must accept a path and settings like fabric=...: {error}") from error
         if not isinstance(found, Learner):
             raise ValueError(f"--loader '{name}' must return cps.load(path, backbone, **settings), got {found!r}")
         return found
 
-    return opened
+    return load_model
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def _import_function(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         found = getattr(importlib.import_module(module), function)
-    except Exception as error:  # whatever importing somebody's module does
-        raise ValueError(f"--loader names a function as module:function, got '{name}' ({error})") from error
+    except Exception as error:  # a user's module may raise anything
+        raise ValueError(f"--loader must be module:function, got '{name}' ({error})") from error
     if not callable(found):
-        raise ValueError(f"--loader names a function as module:function, got '{name}', which is {found!r}")
+        raise ValueError(f"--loader must be module:function, got '{name}', which is {found!r}")
     return found

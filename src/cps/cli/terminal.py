@@ -1,4 +1,4 @@
-"""The terminal: where the command line writes, and errors in plain words."""
+"""Output of the command line: consoles, progress, warnings, errors, and text that is safe to print."""
 
 import io
 import json
@@ -17,68 +17,70 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-A_WHILE, A_MINUTE = 5.0, 60.0  # seconds
+MIN_SECONDS = 5.0  # a shorter activity gets no progress line
+LINE_INTERVAL = 60.0  # seconds between the progress lines of an activity
 
 for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")  # what an encoding lacks is shown by its number
+        stream.reconfigure(errors="backslashreplace")  # characters that the encoding lacks are printed as escapes
 
 console = Console(emoji=False)
 errors = Console(stderr=True, emoji=False)
 
 
-def in_plain_words(command: Callable[..., None]) -> Callable[..., None]:
-    """Say errors and warnings in one line without a traceback, and after Ctrl-C how to go on."""
+def report_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command so that it prints errors and warnings as one line without a traceback."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", module="PIL")  # it warns of damage that it survives
+                warnings.filterwarnings("ignore", module="PIL")  # about damage that it can read in spite of
                 warnings.showwarning = lambda message, *_: warn(str(message))
                 command(*args, **kwargs)
-        except (typer.Exit, typer.Abort):  # these are RuntimeErrors too, but none that went wrong
+        except (typer.Exit, typer.Abort):  # these are RuntimeErrors too, but not errors
             raise
-        except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        except BrokenPipeError:  # the reader has closed the pipe, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         except KeyboardInterrupt as stop:
             errors.print(f"\nStopped. {stop}".rstrip())
             raise typer.Exit(130) from None
         except (ValueError, OSError, RuntimeError, ArithmeticError) as error:
-            errors.print(f"[red]error:[/red] {shown(error)}", highlight=False, soft_wrap=True)
+            errors.print(f"[red]error:[/red] {sanitize(error)}", highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
 
     return wrapped
 
 
 @contextmanager
-def going_on(is_saved: Callable[[], bool]) -> Iterator[None]:
-    """Say after Ctrl-C whether there is something saved to go on from."""
+def explain_interrupt(is_saved: Callable[[], bool]) -> Iterator[None]:
+    """After Ctrl-C, say whether the command can be resumed."""
     try:
         yield
     except KeyboardInterrupt:
-        saved = "What was learned is saved: give the same command again to go on."
-        raise KeyboardInterrupt(saved if is_saved() else "Nothing was learned yet; all is as it was.") from None
+        saved = "Progress is saved: run the same command again to resume."
+        raise KeyboardInterrupt(saved if is_saved() else "Nothing was learned yet, and nothing has changed.") from None
 
 
 class CtrlC:
-    """Ctrl-C ends what is inside, soon even if something that tidied up just then has swallowed the interrupt.
+    """A context that Ctrl-C ends. Calling it returns True once Ctrl-C was pressed.
 
-    Whatever goes on for ever is to ask whether it was pressed.
+    Python discards a KeyboardInterrupt that is raised inside a finaliser (`__del__`), so an endless loop should also
+    ask whether Ctrl-C was pressed.
     """
 
     def __init__(self) -> None:
         self._is_pressed = False
 
     def __call__(self) -> bool:
-        """Say whether it was pressed."""
+        """Return True if Ctrl-C was pressed."""
         return self._is_pressed
 
     def __enter__(self) -> None:
-        self._before = signal.signal(signal.SIGINT, self._press)
+        self._previous = signal.signal(signal.SIGINT, self._press)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._previous)
         return kind is KeyboardInterrupt
 
     def _press(self, *_: object) -> None:
@@ -86,76 +88,76 @@ class CtrlC:
         raise KeyboardInterrupt
 
 
-class Lines:
-    """Progress where nobody looks at a terminal: a line for each thing that took a while, and one a minute."""
+class ProgressLines:
+    """Progress as lines, for output that is not a terminal: one at the end of each activity, and one a minute."""
 
     def __init__(self, where: Console):
         self._where = where
-        self._what = self._state = ""
-        self._began = self._shown = time.monotonic()
+        self._activity = self._state = ""
+        self._start = self._last_print = time.monotonic()
 
-    def show(self, what: str, done: int, total: int, note: str) -> None:
-        """Take note of what is done, how much of it, of how much."""
-        if what != self._what:
+    def update(self, activity: str, done: int, total: int, note: str) -> None:
+        """Record the progress of an activity; a new activity ends the one before."""
+        if activity != self._activity:
             self.end()
-            self._what, self._began = what, time.monotonic()
+            self._activity, self._start = activity, time.monotonic()
         self._state = f"{done} of {total}" + (f", {note}" if note else "")
-        if time.monotonic() - max(self._shown, self._began) > A_MINUTE:
-            self._tell()
+        if time.monotonic() - max(self._last_print, self._start) > LINE_INTERVAL:
+            self._print()
 
     def end(self) -> None:
-        """Tell how far the last thing came."""
-        if self._what and time.monotonic() - self._began > A_WHILE:
-            self._tell()
+        """Print the state of the last activity, unless it was short."""
+        if self._activity and time.monotonic() - self._start > MIN_SECONDS:
+            self._print()
 
-    def _tell(self) -> None:
-        self._shown = time.monotonic()
-        line = f"{self._what}: {self._state}, {self._shown - self._began:.0f} s"
-        self._where.print(shown(line), highlight=False, soft_wrap=True)
+    def _print(self) -> None:
+        self._last_print = time.monotonic()
+        line = f"{self._activity}: {self._state}, {self._last_print - self._start:.0f} s"
+        self._where.print(sanitize(line), highlight=False, soft_wrap=True)
 
 
-def bars(where: Console, *, quiet: bool = False) -> Progress:
-    """Return progress bars that say what is done, how much of it, how long it will take, and a note."""
+def make_progress_bars(where: Console, *, quiet: bool = False) -> Progress:
+    """Return progress bars with a description, a count, the remaining time and a note."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[note]}"))
     return Progress(TextColumn("{task.description}"), *columns, console=where, transient=True, disable=quiet)
 
 
 @contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int, str], None]]:
-    """Give a function that shows on the error stream what is done, how much of it, of how much, and a note."""
+def show_progress() -> Iterator[Callable[[str, int, int, str], None]]:
+    """Yield a function (activity, done, total, note) that shows progress on the error stream."""
     if not errors.is_terminal:
-        lines = Lines(errors)
-        yield lines.show
+        lines = ProgressLines(errors)
+        yield lines.update
         lines.end()
         return
-    with bars(errors) as progress:
-        line = progress.add_task("starting", note="", total=None)
+    with make_progress_bars(errors) as progress:
+        bar = progress.add_task("starting", note="", total=None)
 
-        def show(what: str, done: int, total: int, note: str) -> None:
-            if done < progress.tasks[0].completed:  # something else has begun
-                progress.reset(line, total=total)
-            progress.update(line, description=what, completed=done, total=total, note=note)
+        def update(activity: str, done: int, total: int, note: str) -> None:
+            if done < progress.tasks[0].completed:  # a new activity
+                progress.reset(bar, total=total)
+            progress.update(bar, description=activity, completed=done, total=total, note=note)
 
-        yield show
-
-
-def warn(what: str) -> None:
-    """Show a warning on the error stream."""
-    errors.print(f"[yellow]warning:[/yellow] {shown(what)}", highlight=False, soft_wrap=True)
+        yield update
 
 
-def shown(text: object) -> str:
-    """Return a text as it is to be shown, whoever wrote it: nothing in it is markup, or moves the cursor."""
-    return escape(printable(text))
+def warn(message: str) -> None:
+    """Print a warning to the error stream."""
+    errors.print(f"[yellow]warning:[/yellow] {sanitize(message)}", highlight=False, soft_wrap=True)
 
 
-def printable(text: object) -> str:
-    """Return a text without signs that would move the cursor or change a terminal otherwise."""
-    return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in str(text))
+def sanitize(text: object) -> str:
+    """Return text that rich prints as it is: without markup and without control characters."""
+    return escape(replace_control_characters(text))
 
 
-def json_text(content: object, indent: int | None = None) -> str:
-    """Return JSON to print: as it reads, unless whoever reads could not be told so."""
+def replace_control_characters(text: object) -> str:
+    """Replace characters that could move the cursor or change the terminal in another way."""
+    return "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in str(text))
+
+
+def format_json(content: object, indent: int | None = None) -> str:
+    """Return JSON to print, with non-ASCII characters as they are if the encoding of standard output has them."""
     text = json.dumps(content, indent=indent, ensure_ascii=False)
     try:
         text.encode(sys.stdout.encoding or "utf-8")

@@ -1,0 +1,68 @@
+"""The settings of a new model follow from its images, unless they are given."""
+
+from pathlib import Path
+
+import pytest
+
+import cps
+from cps.app.autoconfig import AUGMENTATIONS, GIVEN, Options, choose_config, make_augmentation
+from cps.app.folder_scan import FolderScan, ImageSample
+from cps.network.backbones import BUILTINS
+
+
+def make_scan(images, side, *, is_grey=False):
+    files = tuple(Path(f"january/{'ab'[index % 2]}/{index}.png") for index in range(images))
+    sample = ImageSample(side, is_grey, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+    return FolderScan(Path("january"), files, tuple(str(index) for index in range(images)), sample)
+
+
+@pytest.mark.parametrize(
+    ("images", "side", "has_gpu", "size", "backbone"),
+    [
+        (100, 8, False, 8, "small"),
+        (100, 5, False, 8, "small"),
+        (400, 32, False, 32, "resnet18-third"),
+        (400, 3000, False, 64, "resnet18-third"),
+        (400, 3000, True, 224, "resnet18-large"),
+        (400, 100, True, 96, "resnet18-large"),
+    ],
+)
+def test_size_and_backbone_follow_from_the_images_and_the_device(images, side, has_gpu, size, backbone):
+    config = choose_config(make_scan(images, side), Options(), has_gpu=has_gpu)
+    assert (config.size, config.backbone.name) == (size, backbone)
+
+
+def test_more_images_mean_fewer_epochs_and_larger_batches():
+    trains = [choose_config(make_scan(n, 32), Options(), has_gpu=False).settings["train"] for n in (50, 1000, 100_000)]
+    assert [train.epochs for train in trains] == [40, 32, 10]
+    assert [train.batch_size for train in trains] == [16, 32, 64]
+
+
+def test_grey_images_are_not_flipped():
+    grey, colour = (
+        choose_config(make_scan(50, 32, is_grey=is_grey), Options(), has_gpu=False) for is_grey in (True, False)
+    )
+    assert grey.settings["augment"] == cps.PadCrop(4)
+    assert colour.settings["augment"] == cps.Chain((cps.PadCrop(4), cps.Flip()))
+
+
+def test_every_option_is_used_and_marked_as_given():
+    options = Options(size=24, backbone="resnet32", epochs=3, batch_size=5, augment="none", alpha=0.5, seed=4)
+    config = choose_config(make_scan(50, 32), options, has_gpu=False)
+    assert (config.size, config.backbone) == (24, cps.Builtin("resnet32"))
+    settings = config.settings
+    assert (settings["train"].epochs, settings["train"].batch_size) == (3, 5)
+    assert (settings["augment"], settings["pruner"], settings["seed"]) == (None, cps.NNrelief(0.5), 4)
+    assert [choice.reason for choice in config.choices] == [GIVEN] * 6
+    for name in BUILTINS:
+        assert choose_config(make_scan(50, 32), Options(backbone=name), has_gpu=False).backbone.name == name
+    assert len({str(make_augmentation(name, 32)) for name in AUGMENTATIONS}) == len(AUGMENTATIONS)
+
+
+def test_invalid_options_are_rejected():
+    with pytest.raises(ValueError, match="unknown augmentation 'spin'; choose from: none"):
+        Options(augment="spin")
+    with pytest.raises(ValueError, match="unknown backbone 'vgg'"):
+        choose_config(make_scan(50, 32), Options(backbone="vgg"), has_gpu=False)
+    with pytest.raises(ValueError, match="need the backbone resnet18-large, got small"):
+        choose_config(make_scan(50, 32), Options(backbone="small", pretrained=True), has_gpu=False)

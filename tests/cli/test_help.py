@@ -1,0 +1,30 @@
+"""The help of the commands."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from commands import run_cps
+from cps.cli import app
+from cps.cli.model import BACKBONES
+from cps.network.backbones import BUILTINS
+
+COMMANDS = typer.main.get_command(app).commands
+
+
+def test_help_does_not_import_torch():
+    code = "import sys, cps.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_of_learn_names_all_backbones():
+    assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_argument_and_option_has_a_help_text(command):
+    assert [each.name for each in COMMANDS[command].params if not getattr(each, "help", None)] == []
+    assert f"Usage: root {command}" in re.sub(r"\s+", " ", run_cps(command, "--help").output)
