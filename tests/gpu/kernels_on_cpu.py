@@ -1,6 +1,6 @@
-"""An engine with all of our own kernels, run by Triton's interpreter on the CPU in 32 bits, against plain steps.
+"""Compare a captured step that uses all custom kernels with plain steps, in float32 on the CPU.
 
-Started by a test with TRITON_INTERPRET=1. Only what asks for a GPU is replaced: the gates, and where the rate is.
+A test runs this with TRITON_INTERPRET=1. Only the checks for a GPU are replaced, and where the learning rate is stored.
 """
 
 import copy
@@ -14,15 +14,14 @@ from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
 from cps.network.backbones import ResNet
 from cps.network.classifier import Classifier
-from cps.network.compact.channel_padding import padded
-from cps.network.freezing import Kept, bind
+from cps.network.compact.channel_padding import pad_channels
+from cps.network.freezing import Protected, make_restore
 from cps.network.partition import put_channels_last
-from cps.training.cuda import captured_step as engine
-from cps.training.cuda import convolution
+from cps.training.cuda import captured_step, convolution
 from cps.training.cuda.accelerated_copy import AcceleratedCopy
-from cps.training.cuda.device_batches import EpochPlan
-from cps.training.cuda.fused_norms import joined
-from cps.training.cuda.optimizer_step import Update
+from cps.training.cuda.fused_norms import fuse_norms
+from cps.training.cuda.optimizer_step import OptimizerStep
+from cps.training.steps import EpochPlan
 
 OPTIMIZERS = (
     cps.SGD(0.05, weight_decay=1e-2),
@@ -33,34 +32,34 @@ FACTORS = (1.0, 0.5, 0.25)
 ORDER = (torch.arange(4), torch.arange(4, 8), torch.arange(8, 10))
 
 
-def joined_twin(backbone, pixels, **_):
-    whole = padded(backbone, pixels, least=1)
-    whole.inner = joined(whole.inner)
-    convolution.quicken(whole.inner)
-    put_channels_last(whole)
-    return AcceleratedCopy(whole, whole.inner, True)
+def fused_copy(backbone, pixels, **_):
+    module = pad_channels(backbone, pixels, min_channels=1)
+    module.inner = fuse_norms(module.inner)
+    convolution.use_fast_convolutions(module.inner)
+    put_channels_last(module)
+    return AcceleratedCopy(module, module.inner, True)
 
 
-work_in_one = Update.work_in_one
+use_custom_kernel = OptimizerStep.use_custom_kernel
 
 
-def with_a_rate_in_memory(update):
-    """As on a GPU, from where kernels read it."""
-    update.optimizer.param_groups[0]["lr"] = torch.tensor(update.rate)
-    work_in_one(update)
+def use_custom_kernel_with_rate_in_memory(optimizer_step):
+    """Let kernels read the learning rate from memory, as on a GPU."""
+    optimizer_step.optimizer.param_groups[0]["lr"] = torch.tensor(optimizer_step.rate)
+    use_custom_kernel(optimizer_step)
 
 
-def by_plain_steps(model, start, training, guard, images, labels):
+def train_plainly(model, start, training, guard, images, labels):
     model.load_state_dict(start)
     model.train()
     optimizer = training.optimizer([value for value in model.parameters() if value.requires_grad])
-    protect = bind(guard, dict(model.backbone.named_parameters()))
+    restore = make_restore(guard, dict(model.backbone.named_parameters()))
     for batch, factor in zip(ORDER, FACTORS, strict=True):
         optimizer.param_groups[0]["lr"] = training.optimizer.lr * factor
         model(images[batch], labels[batch], training.loss).backward()
         optimizer.step()
         optimizer.zero_grad()
-        protect()
+        restore()
     return model.state_dict()
 
 
@@ -72,30 +71,30 @@ def check(optimizer):
     backbone.blocks[1].norm1.weight.requires_grad_(False)
     model = Classifier(backbone, nn.Linear(7, 4))
     training = cps.Training(1, optimizer, batch_size=4)
-    built = engine.CapturedStep(model, images[:4], training, BatchTransform(), is_bf16=False, is_long=False)
-    assert len(built.flat.written) == 5  # of six convolutions, one of them frozen
-    assert built.update._in_one is not None
-    for task in range(2):  # the second on what the first has left
+    step = captured_step.CapturedStep(model, images[:4], training, BatchTransform(), is_bf16=False)
+    assert len(step.flat.direct) == 5  # of six convolutions, one of them frozen
+    assert step.optimizer_step.has_custom_kernel
+    for task in range(2):  # the second one starts from the state that the first one left
         start = {name: value + 0.05 * torch.rand_like(value.float()) for name, value in model.state_dict().items()}
         start = {name: start[name].to(value.dtype) for name, value in model.state_dict().items()}
         weight = start["backbone.blocks.1.conv2.weight"]
         taken = torch.rand(*weight.shape[:2], 1, 1) < (0.5, 1.1)[task]
-        guard = {"blocks.1.conv2.weight": Kept(taken, weight.clone(), torch.zeros_like(taken))}
-        expected = by_plain_steps(copy.deepcopy(model), start, training, guard, images, labels)
+        guard = {"blocks.1.conv2.weight": Protected(taken, weight.clone(), torch.zeros_like(taken))}
+        expected = train_plainly(copy.deepcopy(model), start, training, guard, images, labels)
         model.load_state_dict(start)
-        built.begin(model, guard, None)
-        built.run(TensorExamples(images, labels), EpochPlan(ORDER, torch.zeros(10, 0), FACTORS, [1.0] * 3))
-        built.settle()
+        step.begin(model, guard, None)
+        step.run(TensorExamples(images, labels), EpochPlan(ORDER, torch.zeros(10, 0), FACTORS, [1.0] * 3))
+        step.write_back()
         torch.testing.assert_close(dict(model.state_dict()), dict(expected), rtol=1e-4, atol=1e-4)
-        assert (model.state_dict()["head.weight"] - start["head.weight"]).abs().max() > 1e-2  # something was learned
+        assert (model.state_dict()["head.weight"] - start["head.weight"]).abs().max() > 1e-2  # it was trained
 
 
 if __name__ == "__main__":
     with (
-        mock.patch.object(convolution, "runs_in_bf16", return_value=True),
-        mock.patch.object(convolution, "KERNEL_TYPE", torch.float32),
-        mock.patch.object(engine, "accelerated_copy", joined_twin),
-        mock.patch.object(Update, "work_in_one", with_a_rate_in_memory),
+        mock.patch.object(convolution, "is_cuda_autocast", return_value=True),
+        mock.patch.object(convolution, "KERNEL_DTYPE", torch.float32),
+        mock.patch.object(captured_step, "accelerated_copy", fused_copy),
+        mock.patch.object(OptimizerStep, "use_custom_kernel", use_custom_kernel_with_rate_in_memory),
     ):
         for each in OPTIMIZERS:
             check(each)

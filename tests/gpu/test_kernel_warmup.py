@@ -1,21 +1,21 @@
-"""Kernels are compiled side by side before they start, and serve batches of every size."""
+"""Kernels are compiled in parallel before their first launch, and once for batches of every size."""
 
 from contextvars import ContextVar
 
 import pytest
 import torch
 
-from cps.training.cuda.kernel_warmup import compiled_together, launch
+from cps.training.cuda.kernel_warmup import compile_in_parallel, launch
 
 
 class Kernel:
-    """Stands for one in Triton: notes what it was started and compiled with."""
+    """Stands in for a Triton kernel; records its launches and compilations."""
 
     def __init__(self):
-        self.started, self.compiled = [], []
+        self.launched, self.compiled = [], []
 
     def __getitem__(self, grid):
-        return lambda *arguments, **options: self.started.append((grid, arguments, options))
+        return lambda *arguments, **options: self.launched.append((grid, arguments, options))
 
     def warmup(self, *arguments, grid, **options):
         self.compiled.append((grid, arguments, options))
@@ -27,22 +27,22 @@ def kernel():
     return Kernel()
 
 
-def test_a_kernel_starts_with_what_it_is_given(kernel):
+def test_a_kernel_is_launched_with_its_arguments(kernel):
     signal = torch.zeros(3)
     launch(kernel, (2,), signal, 5, num_warps=8)
-    assert kernel.started == [((2,), (signal, 5), {"num_warps": 8})]
+    assert kernel.launched == [((2,), (signal, 5), {"num_warps": 8})]
     assert not kernel.compiled
 
 
-def test_inside_nothing_starts_and_each_kind_is_compiled_once(kernel):
-    with compiled_together():
+def test_inside_the_block_nothing_is_launched_and_each_kind_is_compiled_once(kernel):
+    with compile_in_parallel():
         launch(kernel, (2,), torch.zeros(3), 5)
         launch(kernel, (2,), torch.ones(4), 5)  # the same kind
         launch(kernel, (2,), torch.zeros(3), 6)
         launch(kernel, (2,), torch.zeros(3).bfloat16(), 5)
         launch(kernel, (2,), torch.zeros(3), 5, num_warps=8)
-        assert not kernel.compiled  # all together, at the end
-    assert not kernel.started
+        assert not kernel.compiled  # only at the end of the block
+    assert not kernel.launched
     assert [(arguments, options) for _, arguments, options in kernel.compiled] == [
         ((torch.float32, 5), {}),
         ((torch.float32, 6), {}),
@@ -50,29 +50,29 @@ def test_inside_nothing_starts_and_each_kind_is_compiled_once(kernel):
         ((torch.float32, 5), {"num_warps": 8}),
     ]
     launch(kernel, (2,), 7)
-    assert len(kernel.started) == 1
+    assert len(kernel.launched) == 1
 
 
-def test_after_an_error_kernels_start_again(kernel):
+def test_after_an_error_kernels_are_launched_again(kernel):
     def fail():
-        with compiled_together():
+        with compile_in_parallel():
             launch(kernel, (1,), 1)
             raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
         fail()
     launch(kernel, (1,), 1)
-    assert len(kernel.started) == 1
+    assert len(kernel.launched) == 1
     assert not kernel.compiled
 
 
-def test_what_a_failed_compilation_leaves_in_its_context_stays_there(kernel, monkeypatch):
-    """A Triton of torch 2.11 stays in its mode then, and no kernel could start any more."""
+def test_a_failed_compilation_does_not_change_the_context_of_the_caller(kernel, monkeypatch):
+    """The Triton of torch 2.11 stays in its compile mode after an error, and no kernel could be launched any more."""
     import triton
 
     mode = ContextVar("mode", default=None)
 
-    class Together:
+    class CompileMode:
         def __init__(self, threads):
             mode.set(threads)
 
@@ -82,37 +82,37 @@ def test_what_a_failed_compilation_leaves_in_its_context_stays_there(kernel, mon
         def __exit__(self, *_):
             raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(triton, "AsyncCompileMode", Together, raising=False)
-    with pytest.raises(RuntimeError, match="no compiler"), compiled_together():
+    monkeypatch.setattr(triton, "AsyncCompileMode", CompileMode, raising=False)
+    with pytest.raises(RuntimeError, match="no compiler"), compile_in_parallel():
         launch(kernel, (1,), 1)
     assert mode.get() is None
 
 
 def constants(monkeypatch, images, step):
-    """Return what the kernels of a step are compiled for: their constants."""
+    """Return the compile-time constants of the kernels of a step."""
     import cps.training.cuda.conv_kernels
     import cps.training.cuda.norms
     import cps.training.cuda.strided_conv_kernels
 
     found = set()
 
-    def note(kernel, grid, *arguments, **options):
+    def record(kernel, grid, *arguments, **options):
         values = zip(kernel.params, arguments, strict=True)
         found.add((kernel.__name__, *(value for place, value in values if place.is_constexpr), *options.items()))
 
-    monkeypatch.setattr(cps.training.cuda.conv_kernels, "launch", note)
-    monkeypatch.setattr(cps.training.cuda.norms, "launch", note)
-    monkeypatch.setattr(cps.training.cuda.strided_conv_kernels, "launch", note)
+    monkeypatch.setattr(cps.training.cuda.conv_kernels, "launch", record)
+    monkeypatch.setattr(cps.training.cuda.norms, "launch", record)
+    monkeypatch.setattr(cps.training.cuda.strided_conv_kernels, "launch", record)
     step(images)
     return found
 
 
 @pytest.mark.parametrize("size", [4, 8, 16, 32])
 @pytest.mark.parametrize("channels", [24, 48, 88, 176, 512])
-def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, channels):
+def test_a_smaller_last_batch_needs_no_further_kernels(monkeypatch, size, channels):
     pytest.importorskip("triton")
     from cps.training.cuda.conv_kernels import convolve, input_gradient, weight_gradient_parts
-    from cps.training.cuda.norms import Running, normalize, normalize_backward
+    from cps.training.cuda.norms import RunningStatistics, normalize, normalize_backward
     from cps.training.cuda.strided_conv_kernels import strided_input_gradient
 
     weight = torch.randn(channels, channels, 3, 3).contiguous(memory_format=torch.channels_last)
@@ -123,7 +123,9 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
         weight_gradient_parts(images, out, 3, 1, 1)
         input_gradient(out, weight, 1)
         strided_input_gradient(out, weight, (2 * out.shape[2], 2 * out.shape[3]), 2, 1)
-        done = normalize(out, each, each, Running(each, each, count, 0.1), each, 1e-5, shortcut=None, has_relu=True)
+        done = normalize(
+            out, each, each, RunningStatistics(each, each, count, 0.1), each, 1e-5, shortcut=None, has_relu=True
+        )
         normalize_backward([out], done, out, each, each, each, has_shortcut=False, has_relu=True)
 
     whole, other = torch.empty(128, channels, size, size), torch.empty(128, channels, size // 2, size // 2)
@@ -131,4 +133,4 @@ def test_a_last_smaller_batch_needs_no_kernels_of_its_own(monkeypatch, size, cha
     assert len(expected) == 8
     assert constants(monkeypatch, whole[:8], step) == expected
     assert constants(monkeypatch, whole[:77], step) == expected
-    assert constants(monkeypatch, other, step) != expected  # the negative control: other images do
+    assert constants(monkeypatch, other, step) != expected  # the negative control: images of another size do

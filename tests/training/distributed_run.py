@@ -1,4 +1,4 @@
-"""Learn two tasks as one of several processes and write what this rank holds; run by test_distributed.py."""
+"""Learn two tasks as one of several processes, and write the state of this rank; run by test_distributed.py."""
 
 import json
 import sys
@@ -11,8 +11,8 @@ import cps.training.trainer
 from samples import conv_net, make_task
 
 
-class Wayward:
-    """A pruner that switches off other connections in each process."""
+class RandomPruner:
+    """A pruner that switches off different connections in each process."""
 
     def __init__(self, rank: int):
         self.draws = torch.Generator().manual_seed(rank)
@@ -21,7 +21,7 @@ class Wayward:
         return {name: mask & (torch.rand(mask.shape, generator=self.draws) < 0.7) for name, mask in masks.items()}
 
 
-def failure_of(save, path: Path) -> str:
+def error_of(save, path: Path) -> str:
     try:
         save(path)
     except Exception as error:
@@ -35,28 +35,30 @@ def main(folder: Path, devices: int, network: str) -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Linear(72, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU())
     backbone = plain if network == "plain" else conv_net()
     training = cps.Training(3, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
-    if network == "norms left alone":  # the negative control
+    if network == "no averaging":  # the negative control
         cps.training.trainer.average_buffers = lambda model, fabric: None
     fabric = cps.make_fabric(accelerator="cpu", devices=devices)
-    pruner = Wayward(fabric.global_rank) if network == "norms" else cps.NNrelief()
+    pruner = RandomPruner(fabric.global_rank) if network == "norms" else cps.NNrelief()
     learner = cps.Learner(backbone, pruner=pruner, rounds=1, train=training, retrain=training, fabric=fabric)
     tasks = [make_task(first, images=29) for first in (0, 10)]
     first = []
     for task in tasks:
         learner.learn(task, checkpoint=folder / "checkpoint.safetensors")
         first.append(learner.fingerprint(0))
-    passed = []
+    batch_sizes = []
     outputs = learner.network.outputs
-    learner.network.outputs = lambda batches, asked: passed.append(sum(map(len, batches))) or outputs(batches, asked)
+    learner.network.outputs = lambda batches, asked: (
+        batch_sizes.append(sum(map(len, batches))) or outputs(batches, asked)
+    )
     results = cps.evaluate(learner, tasks, group_sizes=[1, 5], flips=True)
-    note = {
+    report = {
         "first task": first,
-        "results": results,
-        "passed": sum(passed),
-        "failure": failure_of(learner.save, Path(__file__) / "no folder" / "model.cps"),
+        "results": results.encode(),
+        "num_forwarded": sum(batch_sizes),
+        "error": error_of(learner.save, Path(__file__) / "no folder" / "model.cps"),
         "images": sum(len(task.test[1]) for task in tasks),
     }
-    (folder / f"{devices}-{fabric.global_rank}.json").write_text(json.dumps(note))
+    (folder / f"{devices}-{fabric.global_rank}.json").write_text(json.dumps(report))
     state = {
         "weights": learner.network.weights,
         "taken": learner.network.taken,

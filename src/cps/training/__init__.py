@@ -1,1 +1,1 @@
-"""How a subnetwork is trained."""
+"""Train a subnetwork: the loop, its steps, losses, settings and checkpoints."""

@@ -1,4 +1,4 @@
-"""Losses: what training makes small, a function of features, logits and labels."""
+"""Losses: functions of features, logits and labels that training minimises."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from cps.storage.settings_codec import NumericSettings, setting
 @setting
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The usual loss of classifiers."""
+    """The cross-entropy of the logits."""
 
     def __call__(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy."""
-        return F.cross_entropy(_wide(logits), labels)
+        """Return the mean cross-entropy of a batch."""
+        return F.cross_entropy(_at_least_float32(logits), labels)
 
 
 @setting
 @dataclass(frozen=True)
 class Contrastive(NumericSettings):
-    """Cross-entropy, and a term that draws features of the same output together and all others apart.
+    """Cross-entropy plus `weight` times the supervised contrastive loss.
 
-    The term is the supervised contrastive loss on features of unit length, with a `weight`; a small `temperature`
-    looks at the nearest ones most.
+    The contrastive loss pulls normalised features of the same output together and pushes all others apart. A smaller
+    `temperature` puts more weight on the nearest features.
     """
 
     weight: float = 0.5
@@ -33,28 +33,32 @@ class Contrastive(NumericSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weight < 0 or self.temperature <= 0:
-            raise ValueError(f"the weight must not be negative and the temperature positive, got {self}")
+        self._require("weight", self.weight >= 0, must="0 or more")
+        self._require("temperature", self.temperature > 0, must="positive")
 
     def __call__(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of both terms."""
+        """Return the sum of both losses."""
         with torch.autocast(features.device.type, enabled=False):
-            apart = supervised_contrast(_wide(features), labels, self.temperature)
-        return F.cross_entropy(_wide(logits), labels) + self.weight * apart
+            contrastive = supervised_contrastive_loss(_at_least_float32(features), labels, self.temperature)
+        return F.cross_entropy(_at_least_float32(logits), labels) + self.weight * contrastive
 
 
-def supervised_contrast(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Return how unlikely each image is to choose, by likeness, one of its own label among all others in the batch."""
+def supervised_contrastive_loss(features: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Return the mean negative log-probability of picking an image of the same label from the rest of the batch.
+
+    The probabilities are the softmax of the cosine similarities over the temperature. Images that are the only one
+    of their label do not count.
+    """
     points = F.normalize(features, dim=1)
-    likeness = points @ points.T / temperature
-    itself = torch.eye(len(points), dtype=torch.bool, device=points.device)
-    chosen = likeness.masked_fill(itself, -torch.inf).log_softmax(dim=1).masked_fill(itself, 0.0)
-    friends = ((labels[:, None] == labels[None]) & ~itself).to(points.dtype)  # (N, N)
-    number = friends.sum(dim=1)
-    each = -(chosen * friends).sum(dim=1) / number.clamp(min=1)
-    return each.sum() / (number > 0).sum().clamp(min=1)
+    similarity = points @ points.T / temperature  # (N, N)
+    diagonal = torch.eye(len(points), dtype=torch.bool, device=points.device)
+    log_probability = similarity.masked_fill(diagonal, -torch.inf).log_softmax(dim=1).masked_fill(diagonal, 0.0)
+    is_positive = ((labels[:, None] == labels[None]) & ~diagonal).to(points.dtype)  # (N, N)
+    positives = is_positive.sum(dim=1)
+    losses = -(log_probability * is_positive).sum(dim=1) / positives.clamp(min=1)
+    return losses.sum() / (positives > 0).sum().clamp(min=1)
 
 
-def _wide(values: Tensor) -> Tensor:
-    """Return numbers in at least 32 bits."""
+def _at_least_float32(values: Tensor) -> Tensor:
+    """Return values in float32 if they have fewer bits."""
     return values.float() if values.element_size() < 4 else values

@@ -1,13 +1,14 @@
-"""Progress: what is told to whoever watches a learner."""
+"""Progress reports for the `on_epoch` callback of a learner."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where learning stands after an epoch: task and phase from 0 (phase 0 is dense, then one per round).
+    """The state of learning after an epoch.
 
-    `epoch` of the phase's epochs are done; `lengths` are the epochs of every phase.
+    `task` and `phase` count from 0. Phase 0 is dense training, and one phase follows each pruning round. `epoch` is
+    the number of finished epochs of this phase, and `lengths` has the number of epochs of each phase.
     """
 
     task: int
@@ -18,20 +19,20 @@ class Progress:
 
     @property
     def epochs(self) -> int:
-        """The epochs of this phase."""
+        """The number of epochs of this phase."""
         return self.lengths[self.phase]
 
     @property
     def done(self) -> int:
-        """The epochs of the task that are done, over all phases."""
+        """The number of finished epochs of the task, over all phases."""
         return sum(self.lengths[: self.phase]) + self.epoch
 
     @property
     def total(self) -> int:
-        """The epochs of the task, over all phases."""
+        """The number of epochs of the task, over all phases."""
         return sum(self.lengths)
 
     @property
-    def words(self) -> str:
-        """What is being done."""
+    def phase_name(self) -> str:
+        """The name of this phase: "training" or "retraining, round 1 of 3"."""
         return "training" if self.phase == 0 else f"retraining, round {self.phase} of {len(self.lengths) - 1}"

@@ -1,8 +1,8 @@
-"""Settings of training as plain, frozen data that a model file can hold.
+"""Training settings: frozen dataclasses that a model file can hold.
 
-An optimizer setting is a function from parameters to a `torch.optim.Optimizer`, and a schedule one from
-progress to a factor on the learning rate, so any function of that form serves in their place. It is asked for
-an epoch before the one before has ended, so it must depend on nothing but its arguments.
+An optimizer setting is a function from parameters to a `torch.optim.Optimizer`. A schedule is a function from the
+(fractional) epoch and the number of epochs to a factor on the learning rate. Any function of the same form can replace
+them. A schedule must depend only on its arguments: it is called for an epoch before the previous epoch has ended.
 """
 
 import math
@@ -23,64 +23,64 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Schedule = Callable[[float, int], float]
 
 
-class _Rates(NumericSettings):
-    """Settings of an optimizer, none of them negative."""
+class _OptimizerSettings(NumericSettings):
+    """Settings of an optimizer; every float must be 0 or more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         this: Any = self
-        for rate in fields(this):
-            if rate.type is float:
-                self._require(rate.name, getattr(self, rate.name) >= 0, must="0 or more")
+        for entry in fields(this):
+            if entry.type is float:
+                self._require(entry.name, getattr(self, entry.name) >= 0, must="0 or more")
 
 
 @setting
 @dataclass(frozen=True)
-class SGD(_Rates):
-    """Stochastic gradient descent with momentum; `weight_decay` is an L2 term of the gradient."""
+class SGD(_OptimizerSettings):
+    """Stochastic gradient descent with momentum; `weight_decay` is an L2 term in the gradient."""
 
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters."""
+        """Return an optimizer of these parameters."""
         return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
 
 @setting
 @dataclass(frozen=True)
-class Adam(_Rates):
-    """Adam; `weight_decay` is an L2 term of the gradient, as in the paper's code."""
+class Adam(_OptimizerSettings):
+    """Adam; `weight_decay` is an L2 term in the gradient, as in the paper's code."""
 
     lr: float = 1e-2
     weight_decay: float = 5e-4
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters."""
+        """Return an optimizer of these parameters."""
         return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
 
 @setting
 @dataclass(frozen=True)
-class AdamW(_Rates):
+class AdamW(_OptimizerSettings):
     """Adam with decoupled weight decay."""
 
     lr: float = 1e-3
     weight_decay: float = 1e-2
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the optimizer over these parameters."""
+        """Return an optimizer of these parameters."""
         return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
 
 
 @setting
 @dataclass(frozen=True)
 class Constant:
-    """The learning rate stays as it is."""
+    """A constant learning rate."""
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        """Return the factor on the learning rate at this (fractional) epoch."""
+        """Return the factor on the learning rate at a (fractional) epoch."""
         return 1.0
 
 
@@ -93,19 +93,19 @@ class Steps(NumericSettings):
     factor: float = 0.1
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        """Return the factor on the learning rate at this (fractional) epoch."""
+        """Return the factor on the learning rate at a (fractional) epoch."""
         return self.factor ** sum(epoch >= drop for drop in self.at)
 
 
 @setting
 @dataclass(frozen=True)
 class Cosine(NumericSettings):
-    """The learning rate falls to zero along half a cosine, after a linear rise over `warmup` epochs."""
+    """A cosine decay of the learning rate to zero, after a linear warm-up of `warmup` epochs."""
 
     warmup: float = 0.0
 
     def __call__(self, epoch: float, epochs: int) -> float:
-        """Return the factor on the learning rate at this (fractional) epoch."""
+        """Return the factor on the learning rate at a (fractional) epoch."""
         if epoch < self.warmup:
             return (epoch + 1e-3) / self.warmup
         progress = (epoch - self.warmup) / max(epochs - self.warmup, 1e-9)
@@ -115,7 +115,7 @@ class Cosine(NumericSettings):
 @setting
 @dataclass(frozen=True)
 class Training(NumericSettings):
-    """How one phase trains: `epochs` passes in batches, with an optimizer, a schedule and a loss."""
+    """How to train one phase: number of epochs, optimizer, learning rate schedule, batch size and loss."""
 
     epochs: int
     optimizer: MakeOptimizer = field(default_factory=Adam)
@@ -135,17 +135,17 @@ class Training(NumericSettings):
 
 
 def _check_function(name: str, value: Any, example: str, *arguments: str) -> None:
-    """Refuse what is no function of so many arguments, such as a class instead of one of its objects."""
-    is_right = callable(value) and not (isinstance(value, type) and is_dataclass(value))
-    if is_right:
-        with suppress(ValueError):  # what is written in C may not tell
-            is_right = _takes(value, *arguments)
-    if not is_right:
-        takes = ", ".join(arguments)
-        raise TypeError(f"{name} is an object such as {example}, or a function of ({takes}), got {value!r}")
+    """Raise `TypeError` unless `value` is a function of these arguments; a settings class is not (its instance is)."""
+    is_valid = callable(value) and not (isinstance(value, type) and is_dataclass(value))
+    if is_valid:
+        with suppress(ValueError):  # functions written in C may have no signature
+            is_valid = _accepts(value, *arguments)
+    if not is_valid:
+        expected = ", ".join(arguments)
+        raise TypeError(f"{name} must be an object such as {example}, or a function of ({expected}), got {value!r}")
 
 
-def _takes(function: Callable[..., Any], *arguments: str) -> bool:
+def _accepts(function: Callable[..., Any], *arguments: str) -> bool:
     try:
         signature(function).bind(*arguments)
     except TypeError:
@@ -154,20 +154,20 @@ def _takes(function: Callable[..., Any], *arguments: str) -> bool:
 
 
 def _check_loss(loss: Any) -> None:
-    """Refuse a loss of another form, such as one of torch's own."""
+    """Raise an error unless a loss is a function of (features, logits, labels); the losses of torch are not."""
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
-        is_right = _takes(function, "features", "logits", "labels")
+        is_valid = _accepts(function, "features", "logits", "labels")
     except ValueError:
-        is_right = False
-    if not is_right:
-        raise TypeError(f"a loss is a function of features, logits and labels, got {loss!r}")
+        is_valid = False
+    if not is_valid:
+        raise TypeError(f"loss must be a function of (features, logits, labels), got {loss!r}")
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
-        raise ValueError("the loss has parameters of its own, which nothing would train; give it fixed numbers")
+        raise ValueError("loss must not have parameters, since nothing would train them; use fixed numbers instead")
 
 
-def scaled(training: Training, scale: float) -> Training:
-    """Return the same training with `scale` times the epochs, drops of the learning rate included."""
+def scale_epochs(training: Training, scale: float) -> Training:
+    """Return the training with `scale` times the epochs, and the schedule stretched accordingly."""
     schedule: Any = training.schedule
     if isinstance(schedule, Steps):
         schedule = Steps(tuple(max(1, round(drop * scale)) for drop in schedule.at), schedule.factor)

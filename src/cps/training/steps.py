@@ -1,6 +1,7 @@
-"""Training steps: what anything that takes them must do, and as PyTorch takes them on any device."""
+"""Training steps: the protocol, and the plain implementation for any device."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -9,82 +10,114 @@ from torch import Tensor
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
 from cps.network.classifier import Classifier
-from cps.network.freezing import Guard, bind
+from cps.network.freezing import Guard, make_restore
 from cps.network.partition import trainable
-from cps.training.cuda.device_batches import EpochPlan
 from cps.training.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+@dataclass(frozen=True)
+class EpochPlan:
+    """One epoch of one process: the example indices of each batch, and the numbers that go with them.
+
+    `uniform` has a row of random numbers for each example. `factors` has the factor on the learning rate of each step,
+    and `shares` the weight of this process's part of each batch. `score_step` is the step size of the mask scores at
+    the full learning rate.
+    """
+
+    order: Sequence[Tensor]
+    uniform: Tensor
+    factors: Sequence[float]
+    shares: Sequence[float]
+    score_step: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What one call of `Trainer.fit` trains. `total_epochs` are the epochs of all phases of the task."""
+
+    model: Classifier
+    examples: Examples
+    training: Training
+    transform: BatchTransform
+    guard: Guard
+    total_epochs: int
+
+
 class TrainingSteps(Protocol):
-    """Something that takes training steps on a classifier."""
+    """Takes training steps on a classifier."""
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
         ...
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses."""
+        """Take one step per batch of an epoch; return the sum of the losses."""
         ...
 
-    def settle(self) -> None:
-        """Bring the classifier up to date with what was learned."""
+    def write_back(self) -> None:
+        """Copy the trained values into the classifier and its guard."""
         ...
 
-    def forget(self) -> None:
-        """Keep no image."""
+    def release(self) -> None:
+        """Erase all images."""
         ...
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Settle, and return the optimizer's state."""
+        """Write back, and return the state of the optimizer."""
         ...
+
+
+# The captured steps of the last fit (None if they cannot be built) and what other fits must have in common to use them;
+# empty before the first.
+StepCache = list[tuple[Any, TrainingSteps | None]]
 
 
 class PlainSteps:
-    """Steps as PyTorch takes them, on any device and in any number of processes."""
+    """Training steps in plain PyTorch, on any device and in any number of processes."""
 
-    def __init__(self, model: Classifier, training: Training, fabric: "Fabric", show: BatchTransform):
-        self.fabric, self.show, self.loss = fabric, show, training.loss
+    def __init__(self, model: Classifier, training: Training, fabric: "Fabric", transform: BatchTransform):
+        self.fabric, self.transform, self.loss = fabric, transform, training.loss
         self.optimizer = training.optimizer(trainable(model).values())
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.total = torch.zeros((), dtype=torch.float32, device=fabric.device)
+        self.total_loss = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
-        self.protect = bind(guard, dict(model.backbone.named_parameters()))
-        self.wrapped, self.stepper = self.fabric.setup(model, self.optimizer)
+        self.restore = make_restore(guard, dict(model.backbone.named_parameters()))
+        self.fabric_model, self.fabric_optimizer = self.fabric.setup(model, self.optimizer)
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses."""
+        """Take one step per batch of an epoch; return the sum of the losses."""
         steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.shares, strict=True)
-        self.total.zero_()
-        for (images, labels), batch, factor, share in steps:
+        self.total_loss.zero_()
+        for (images, labels), indices, factor, share in steps:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
-            moved = [value.to(self.fabric.device) for value in (images, labels, plan.uniform[batch])]
-            self._step(moved, share, plan.pace * factor)
-        return self.total
+            batch = [value.to(self.fabric.device) for value in (images, labels, plan.uniform[indices])]
+            self._step(batch, share, plan.score_step * factor)
+        return self.total_loss
 
-    def _step(self, shown: Sequence[Tensor], share: float, pace: float) -> None:
-        pixels, labels = self.show(*shown)
-        # As a method: lightning looks into the settings that a loss is, for tensors, and fails at frozen ones.
-        loss = self.wrapped(pixels, labels, self.loss.__call__) * share
+    def _step(self, batch: Sequence[Tensor], share: float, score_step: float) -> None:
+        pixels, labels = self.transform(*batch)
+        # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones such as losses.
+        loss = self.fabric_model(pixels, labels, self.loss.__call__) * share
         self.fabric.backward(loss)
-        self.stepper.step()
-        self.protect(pace)
-        self.stepper.zero_grad()
-        self.total += loss.detach()
+        self.fabric_optimizer.step()
+        self.restore(score_step)
+        self.fabric_optimizer.zero_grad()
+        self.total_loss += loss.detach()
 
-    def settle(self) -> None:
-        """Nothing is left to do: the classifier itself has moved."""
+    def write_back(self) -> None:
+        """Do nothing: the classifier itself is trained."""
 
-    def forget(self) -> None:
-        """Nothing is kept."""
+    def release(self) -> None:
+        """Do nothing: no image is kept."""
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer's state."""
+        """Return the state of the optimizer."""
         return self.optimizer.state_dict()

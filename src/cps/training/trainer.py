@@ -1,7 +1,7 @@
-"""Training: one loop for one CPU and for many GPUs.
+"""The training loop, the same for one CPU and many GPUs.
 
-The order of the examples, the augmentation and dropout of an epoch depend only on the seed and the epoch,
-so a run that resumes at an epoch's end goes on as if it had never stopped.
+The order of the examples, the augmentation and dropout of an epoch depend only on the seed and the epoch. So a run
+that resumes after an epoch continues exactly as an uninterrupted run would.
 """
 
 import gc
@@ -15,17 +15,13 @@ import torch
 from torch import Tensor
 
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import Examples, TensorExamples
+from cps.data.examples import Examples
 from cps.network.classifier import Classifier
 from cps.network.freezing import Guard
-from cps.runtime.cuda_graphs import first_line
 from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of
 from cps.runtime.seeding import generator, seeded
-from cps.training.admission import is_capturable, shape_of
-from cps.training.cuda.captured_step import CapturedStep
-from cps.training.cuda.device_batches import EpochPlan
 from cps.training.settings import Training
-from cps.training.steps import PlainSteps, TrainingSteps
+from cps.training.steps import EpochPlan, Fit, PlainSteps, StepCache, TrainingSteps
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -33,17 +29,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Seed = tuple[int, ...]
-ORDER, DRAWS, NOISE = range(3)  # what a seed is for
-LONG = 1500  # steps from which compiling them pays
-ENGINE_PRECISIONS = {"bf16-mixed": True, "32-true": False}  # those an engine knows, and whether that is bf16
-MANY = 20  # batches in an epoch that make up for a small one left out
+ORDER, DRAWS, NOISE = range(3)  # purposes of a seed: order of the examples, augmentation, dropout
+MANY_BATCHES = 20  # an epoch with more batches skips a small last one
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """A finished epoch: how many are done, and the mean loss.
+    """A finished epoch: the number of epochs done so far, and the mean loss.
 
-    `optimizer_state` brings the classifier up to date and returns the optimizer's state.
+    `optimizer_state` copies the trained values into the classifier and returns the state of the optimizer.
     """
 
     done: int
@@ -52,20 +46,20 @@ class Epoch:
 
 
 class Trainer:
-    """Trains classifiers one after the other; on a GPU it keeps the engine of one for the next."""
+    """Trains classifiers one after the other. On a GPU it keeps the captured step of the last fit for the next one."""
 
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
-        self._engine: tuple[tuple[Any, ...], CapturedStep | None] | None = None
-        self._warned: set[str] = set()
+        self._step_cache: StepCache = []
+        self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_engine": None}  # a CUDA graph cannot be copied
+        return {**self.__dict__, "_step_cache": []}  # a CUDA graph cannot be copied
 
-    def forget(self) -> None:
-        """Keep nothing of what was trained last, which an engine holds, on the GPU too."""
-        self._engine = None
-        gc.collect()  # it refers to itself
+    def release(self) -> None:
+        """Release the GPU memory of the captured step, which holds the weights trained last."""
+        self._step_cache.clear()
+        gc.collect()  # it is part of reference cycles
 
     def fit(
         self,
@@ -74,32 +68,32 @@ class Trainer:
         training: Training,
         *,
         seed: Seed,
-        show: BatchTransform,
+        transform: BatchTransform,
         guard: Guard | None = None,
-        reach: float = 0.0,
+        score_range: float = 0.0,
         after_epoch: Callable[[Epoch], None] | None = None,
         start: int = 0,
         optimizer_state: dict[str, Any] | None = None,
-        epochs_in_all: int = 0,
+        total_epochs: int = 0,
     ) -> None:
-        """Train a classifier in place with a fresh optimizer, or from epoch `start` with a saved one.
+        """Train a classifier in place with a new optimizer, or from epoch `start` with a saved optimizer state.
 
-        `show` turns raw images into what the classifier sees and is to say. `guard` is what must not move, by the
-        names of the backbone's parameters, and `reach` how far its scores may. `epochs_in_all` are those of all phases,
-        which share one engine.
+        `transform` turns raw images and labels into the input and the target outputs of the classifier. `guard` has the
+        entries that must not change, by the names of the backbone's parameters. `score_range` is how far mask scores
+        can move in the whole training. `total_epochs` are the epochs of all phases, which share one captured step.
+
+        Raise `FloatingPointError` if the loss is not finite.
         """
         if start >= training.epochs:
             return
-        guard = guard or {}
-        _check_types(model, self.fabric)
+        _check_dtype(model, self.fabric)
         with cuda_device(self.fabric.device):
             examples = examples.to(self.fabric.device)
-            is_long = max(epochs_in_all, training.epochs) * len(examples) >= LONG * training.batch_size
-            engine = self._engine_for(model, examples, training, show, guard, is_long)
-            steps: TrainingSteps = engine or PlainSteps(model, training, self.fabric, show)
+            fit = Fit(model, examples, training, transform, guard or {}, max(total_epochs, training.epochs))
+            steps = self._steps_for(fit)
             try:
-                steps.begin(model, guard, optimizer_state)
-                plans = self._plans(len(examples), training, seed, start, show.draws, reach)
+                steps.begin(model, fit.guard, optimizer_state)
+                plans = self._plans(len(examples), training, seed, start, transform.draws, score_range)
                 plan = next(plans)
                 for epoch in range(start, training.epochs):
                     model.train()
@@ -108,17 +102,34 @@ class Trainer:
                         deterministic_cudnn(),
                     ):
                         total, batches = steps.run(examples, plan), len(plan.order)
-                    plan = next(plans, plan)  # while a GPU is at work
+                    plan = next(plans, plan)  # on the CPU, while the GPU is busy
                     average_buffers(model, self.fabric)
                     loss = self._mean_loss(total, batches, epoch)
                     if after_epoch is not None:
                         after_epoch(Epoch(epoch + 1, loss, steps.optimizer_state))
-                steps.settle()
+                steps.write_back()
             finally:
-                steps.forget()
+                steps.release()
+
+    def _steps_for(self, fit: Fit) -> TrainingSteps:
+        """Return captured steps on a GPU where that is possible, and plain steps otherwise."""
+        if self.fabric.device.type == "cuda":
+            from cps.training.cuda import faster_steps  # only here: nothing of it is needed on a CPU
+
+            steps, warnings = faster_steps(fit, self.fabric, self._step_cache)
+            for warning in warnings:
+                self._warn_once(warning)
+            if steps is not None:
+                return steps
+        return PlainSteps(fit.model, fit.training, self.fabric, fit.transform)
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._logged:
+            log.warning(message)
+            self._logged.add(message)
 
     def _mean_loss(self, total: Tensor, batches: int, epoch: int) -> float:
-        """Return the mean over the batches of all processes; refuse one that is no number."""
+        """Return the mean loss over the batches of all processes; raise `FloatingPointError` if it is not finite."""
         loss = float(self.fabric.all_reduce(total, reduce_op="mean")) / batches  # pyright: ignore
         if not math.isfinite(loss):
             raise FloatingPointError(
@@ -127,72 +138,21 @@ class Trainer:
         return loss
 
     def _plans(
-        self, examples: int, training: Training, seed: Seed, start: int, draws: int, reach: float
+        self, examples: int, training: Training, seed: Seed, start: int, draws: int, score_range: float
     ) -> Iterator[EpochPlan]:
-        """Yield what this process does in each epoch."""
+        """Yield the plan of this process for each epoch."""
         rank, processes = self.fabric.global_rank, self.fabric.world_size
         for epoch in range(start, training.epochs):
             order = list(epoch_order(examples, training.batch_size, generator(*seed, epoch, ORDER), processes))
-            mine = [batch[rank::processes] for batch in order]
+            local = [batch[rank::processes] for batch in order]
             uniform = torch.rand(examples, draws, generator=generator(*seed, epoch, DRAWS))
             factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
-            # Ranks may hold unequal shares of a batch; weighted, their mean is the batch's mean.
-            shares = [len(own) * processes / len(batch) for own, batch in zip(mine, order, strict=True)]
-            yield EpochPlan(mine, uniform, factors, shares, reach / (training.epochs * len(order)))
-
-    def _engine_for(
-        self,
-        model: Classifier,
-        examples: Examples,
-        training: Training,
-        show: BatchTransform,
-        guard: Guard,
-        is_long: bool,
-    ) -> CapturedStep | None:
-        """Return the engine for this fit, the last one if it serves; None where there can be none."""
-        precision = precision_of(self.fabric)
-        if self.fabric.device.type != "cuda":
-            return None
-        reasons = {
-            "several processes": self.fabric.world_size > 1,
-            f"precision {precision}": precision not in ENGINE_PRECISIONS,
-            "images that are read from a data set": not isinstance(examples, TensorExamples),
-            "an optimizer other than SGD, Adam and AdamW with one group": not is_capturable(model, training),
-        }
-        found = [reason for reason, holds in reasons.items() if holds]
-        if found or not isinstance(examples, TensorExamples):
-            self._warn_once(f"the training step is not captured as a CUDA graph: {', '.join(found)}")
-            return None
-        choosing = frozenset(name for name, kept in guard.items() if kept.scores is not None)
-        key = (*shape_of(model, examples.images, training), show, is_long, choosing)
-        if self._engine is None or self._engine[0] != key:
-            self.forget()  # its memory, before that of the next
-            some = torch.arange(training.batch_size) % len(examples)
-            images, _ = next(examples.batches([some]))
-            how = {"is_bf16": ENGINE_PRECISIONS[precision], "is_long": is_long, "choosing": choosing}
-            self._engine = key, self._built(model, images.to(self.fabric.device), training, show, how)
-        return self._engine[1]
-
-    def _built(
-        self, model: Classifier, images: Tensor, training: Training, show: BatchTransform, how: dict[str, Any]
-    ) -> CapturedStep | None:
-        """Return a new engine, if need be one without kernels of our own; None where neither can be built."""
-        for is_quick, without in ((True, "kernels of its own"), (False, "a CUDA graph")):
-            try:
-                # In turn with epochs of other threads: while kernels are compiled together, none of the process starts.
-                with deterministic_cudnn(), seeded(self.fabric.device, 0):
-                    return CapturedStep(model, images, training, show, is_quick=is_quick, **how)
-            except Exception as error:  # there may be no C compiler for Triton, or too little memory
-                self._warn_once(f"training goes on without {without}: {first_line(error)}")
-        return None
-
-    def _warn_once(self, what: str) -> None:
-        if what not in self._warned:
-            log.warning(what)
-            self._warned.add(what)
+            # Processes may have unequal parts of a batch; weighted by them, the mean over processes is the batch mean.
+            shares = [len(part) * processes / len(batch) for part, batch in zip(local, order, strict=True)]
+            yield EpochPlan(local, uniform, factors, shares, score_range / (training.epochs * len(order)))
 
 
-def _check_types(model: Classifier, fabric: "Fabric") -> None:
+def _check_dtype(model: Classifier, fabric: "Fabric") -> None:
     precision = precision_of(fabric)
     if precision != "32-true" and any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         raise ValueError(
@@ -202,15 +162,15 @@ def _check_types(model: Classifier, fabric: "Fabric") -> None:
 
 
 def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
-    """Yield the indices of each batch of one epoch, for all processes together.
+    """Yield the shuffled indices of each batch of one epoch, for all processes together.
 
-    What is left over at the end is a batch of its own, unless it is too small to normalise (fewer than two images for
-    each process), or so small beside many whole ones (under half, of twenty) that a step on it would be mostly noise.
+    A last, smaller batch is skipped if it is too small for batch norm (fewer than two images per process), or if it
+    has less than half a batch and the epoch has more than 20: a step on it would be mostly noise.
     """
     if min(examples, batch_size) < processes:
         raise ValueError(f"batches of {min(examples, batch_size)} images are too small for {processes} processes")
     batches = torch.randperm(examples, generator=draws).split(batch_size)
-    least = max(2 * processes, batch_size // 2 if len(batches) > MANY else 0)
+    min_size = max(2 * processes, batch_size // 2 if len(batches) > MANY_BATCHES else 0)
     for batch in batches:
-        if len(batch) >= min(least, batch_size) or len(batches) == 1:
+        if len(batch) >= min(min_size, batch_size) or len(batches) == 1:
             yield batch

@@ -1,10 +1,10 @@
-"""The engine: the training step at a GPU's speed.
+"""The captured training step: training at the speed of a GPU.
 
-It trains a twin of the classifier, channels last. The whole step (forward, backward, optimizer, guard, and beside them
-the augmentation of the next batch) is captured as a CUDA graph. What follows a convolution and the update are kernels
-of our own where the backbone allows; else torch.compile joins them if training is long. The twin, the graph and the
-kernels stay for the next phase and task, which only copy their tensors in. Only kernels that always give the same bits
-are used.
+An accelerated copy of the classifier is trained. The whole step (forward, backward, optimizer, restoring the guarded
+weights, and on a side stream the augmentation of the next batch) is captured as a CUDA graph. Custom kernels fuse what
+follows a convolution, and the optimizer step, if the backbone allows it; otherwise torch.compile does if training is
+long. The copy, the graph and the kernels are reused in the next phases and tasks, which only copy their tensors in.
+Only deterministic kernels are used.
 """
 
 import copy
@@ -19,243 +19,252 @@ from torch import Tensor
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples, TensorExamples
 from cps.network.classifier import Classifier
-from cps.network.compact.channel_padding import Padded, copy_into, resized_state
+from cps.network.compact.channel_padding import PaddedBackbone, copy_into, resize_optimizer_state
 from cps.network.freezing import Guard
 from cps.network.partition import named_tensors, put_channels_last, trainable
-from cps.runtime.cuda_graphs import Captured, compiled_alone, first_line
+from cps.runtime.cuda_graphs import CapturedFunction, compile_method, side_stream
 from cps.runtime.devices import full_precision
-from cps.runtime.seeding import RNG_LOCK, seeded
-from cps.runtime.side_stream import side_stream_of
-from cps.training.cuda.accelerated_copy import AcceleratedCopy, Bf16Weights, accelerated_copy, check_alike
-from cps.training.cuda.device_batches import DeviceBatches, EpochPlan
+from cps.runtime.process_state import RNG_LOCK
+from cps.runtime.seeding import seeded
+from cps.runtime.text import first_line
+from cps.training.cuda.accelerated_copy import AcceleratedCopy, Bf16Weights, accelerated_copy, check_gradients
+from cps.training.cuda.device_batches import DeviceBatches
 from cps.training.cuda.flat_parameters import FlatParameters
-from cps.training.cuda.kernel_warmup import compiled_together
-from cps.training.cuda.optimizer_step import Update
+from cps.training.cuda.kernel_warmup import compile_in_parallel
+from cps.training.cuda.optimizer_step import OptimizerStep
 from cps.training.settings import Training
+from cps.training.steps import EpochPlan
 
 log = logging.getLogger(__name__)
 
-MOST_CHECKED = 2**23  # pixels, on which our own kernels are compared with PyTorch's
+MAX_CHECKED_PIXELS = 2**23  # of the images on which custom kernels are compared with PyTorch's
 
 
 class CapturedStep:
-    """A captured training step for classifiers of one shape; `begin` takes up another of them."""
+    """A captured training step for all classifiers of one shape; `begin` starts with another one."""
 
     def __init__(
         self,
         model: Classifier,
         images: Tensor,
         training: Training,
-        show: BatchTransform,
+        transform: BatchTransform,
         *,
         is_bf16: bool,
-        is_long: bool,
-        is_quick: bool = True,
-        choosing: Collection[str] = (),
+        has_custom_kernels: bool = True,
+        can_compile: bool = False,
+        scored: Collection[str] = (),
     ):
-        """Build the step; `images` are a batch to try it on.
+        """Build the step and try it on a batch of images.
 
-        `is_bf16`: in bf16; `is_long`: worth compiling; `is_quick`: by kernels of our own. `choosing` are the names
-        of weights whose guards may have scores.
+        `has_custom_kernels` allows custom kernels: for convolutions, and in bf16 for norms and the optimizer if the
+        backbone is one that can be traced. `can_compile` allows torch.compile, which is used if the norms are not
+        fused. `scored` names the weights that may have mask scores.
         """
-        self.show, self.loss, self.is_bf16 = show, training.loss, is_bf16
+        self.transform, self.loss, self.is_bf16 = transform, training.loss, is_bf16
         self.model, self.device = model, next(model.parameters()).device
-        self._aside = side_stream_of(self.device)
+        self._side_stream = side_stream(self.device)
         self.bf16_weights: Bf16Weights | None = None
-        pixels = show.prepare(images[:2])
-        twin = accelerated_copy(model.backbone, pixels, is_bf16=is_bf16, is_quick=is_quick)
-        self.live, self.inner = self._classifier(twin), twin.inner
-        with compiled_together() if twin.is_joined else nullcontext():
-            reached = self._gradients(self.live, images, is_bf16=is_bf16)
-        self.flat = FlatParameters({name: value for name, value in trainable(self.live).items() if name in reached})
-        if twin.is_joined:
-            self.bf16_weights = Bf16Weights(self.live, self.flat)
-        self.update = Update(self.flat, training.optimizer, self._guarded, choosing)
-        compiled = is_long and not twin.is_joined
+        pixels = transform.prepare(images[:2])
+        accelerated = accelerated_copy(model.backbone, pixels, is_bf16=is_bf16, has_custom_kernels=has_custom_kernels)
+        self.fast_model, self.fast_backbone = self._with_head(accelerated), accelerated.backbone
+        with compile_in_parallel() if accelerated.has_fused_norms else nullcontext():
+            gradients = self._gradients(self.fast_model, images, is_bf16=is_bf16)
+        self.flat = FlatParameters(
+            {name: value for name, value in trainable(self.fast_model).items() if name in gradients}
+        )
+        if accelerated.has_fused_norms:
+            self.bf16_weights = Bf16Weights(self.fast_model, self.flat)
+        self.optimizer_step = OptimizerStep(self.flat, training.optimizer, self._guarded_views, scored)
+        is_compiled = can_compile and not accelerated.has_fused_norms
         if self.device.type == "cuda":
-            self.update.make_capturable(is_fused=not compiled)
-        self.total = torch.zeros((), dtype=torch.float32, device=self.device)
-        self._fast: tuple[Callable[..., Tensor], Callable[[], None]] | None = None
-        if is_quick and is_bf16 and self.device.type == "cuda":
-            self._check(
-                self._classifier(accelerated_copy(model.backbone, pixels, is_bf16=True, is_quick=False)), images
-            )
-        self._try(images, compiled=compiled)
-        if twin.is_joined:
-            self.update.work_in_one()
+            self.optimizer_step.make_capturable(is_fused=not is_compiled)
+        self.total_loss = torch.zeros((), dtype=torch.float32, device=self.device)
+        self._compiled: tuple[Callable[..., Tensor], Callable[[], None]] | None = None  # loss and optimizer step
+        if has_custom_kernels and is_bf16 and self.device.type == "cuda":
+            plain = accelerated_copy(model.backbone, pixels, is_bf16=True, has_custom_kernels=False)
+            self._check_gradients(self._with_head(plain), images)
+        self._try_step(images, is_compiled=is_compiled)
+        if accelerated.has_fused_norms:
+            self.optimizer_step.use_custom_kernel()
         self._pool = self._new_pool()
-        self._step_on_batch = self._captured(lambda *batch: self._step(*show(*batch)))
-        self._steps: dict[tuple[int, int], Callable[[], None]] = {}  # by the sizes of a batch and the following one
-        self._feed: DeviceBatches | None = None
+        self._step_on_batch = self._capture(lambda *batch: self._step(*transform(*batch)))
+        self._steps: dict[tuple[int, int], Callable[[], None]] = {}  # by the sizes of a batch and of the next one
+        self._batches: DeviceBatches | None = None
         self._loaded: TensorExamples | None = None
 
+    @property
+    def is_compiled(self) -> bool:
+        """True if torch.compile has compiled the step."""
+        return self._compiled is not None
+
     def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Take up a classifier as it is now, with a fresh optimizer or a saved one."""
+        """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
         self.model = model
-        for value in named_tensors(self.inner).values():  # what was padded among them
+        for value in named_tensors(self.fast_backbone).values():  # also clears the padding
             value.detach().zero_()
-        copy_into(model.backbone, self.inner)
-        copy_into(model.head, self.live.head)
+        copy_into(model.backbone, self.fast_backbone)
+        copy_into(model.head, self.fast_model.head)
         shapes = {name: value.shape for name, value in model.backbone.named_parameters()}
-        state = {} if optimizer_state is None else resized_state(optimizer_state, self.live)["state"]
-        saved = {name: state.get(index, {}) for index, name in self._places().items()}
-        self.update.begin(guard, shapes, saved if state else {})
-        self.live.train()
+        state = {} if optimizer_state is None else resize_optimizer_state(optimizer_state, self.fast_model)["state"]
+        saved = {name: state.get(index, {}) for index, name in self._names_by_index().items()}
+        self.optimizer_step.begin(guard, shapes, saved if state else {})
+        self.fast_model.train()
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
-        """Take a step on each batch of an epoch; return the sum of the losses. One process has all of each batch."""
-        self.total.zero_()
-        self.update.start(plan.pace)
+        """Take one step per batch of an epoch; return the sum of the losses. Only one process trains."""
+        self.total_loss.zero_()
+        self.optimizer_step.start_epoch(plan.score_step)
         if isinstance(examples, TensorExamples) and examples.images.device == self.device:
-            self._load(examples).start(torch.cat(list(plan.order)), plan.uniform)
+            self._load(examples).start_epoch(torch.cat(list(plan.order)), plan.uniform)
             sizes = [len(batch) for batch in plan.order]
             self._step_on_next(0, sizes[0])
-            for size, following, factor in zip(sizes, [*sizes[1:], 0], plan.factors, strict=True):
-                self.update.set_rate(factor)
-                self._step_on_next(size, following)
+            for size, next_size, factor in zip(sizes, [*sizes[1:], 0], plan.factors, strict=True):
+                self.optimizer_step.set_rate(factor)
+                self._step_on_next(size, next_size)
         else:
             batches = zip(examples.batches(plan.order), plan.order, plan.factors, strict=True)
-            for (images, labels), batch, factor in batches:
-                self.update.set_rate(factor)
-                values = (images, labels, plan.uniform[batch])
+            for (images, labels), indices, factor in batches:
+                self.optimizer_step.set_rate(factor)
+                values = (images, labels, plan.uniform[indices])
                 self._step_on_batch(*(value.to(self.device, non_blocking=True) for value in values))
-        return self.total
+        return self.total_loss
 
-    def settle(self) -> None:
-        """Copy what was learned into the classifier."""
-        copy_into(self.inner, self.model.backbone)
-        copy_into(self.live.head, self.model.head)
-        self.update.restore.settle()
+    def write_back(self) -> None:
+        """Copy the trained values into the classifier and its guard."""
+        copy_into(self.fast_backbone, self.model.backbone)
+        copy_into(self.fast_model.head, self.model.head)
+        self.optimizer_step.restore.write_back()
 
-    def forget(self) -> None:
-        """Keep no image, whatever happened."""
+    def release(self) -> None:
+        """Erase all images, even after an error."""
         self._loaded = None
-        with RNG_LOCK:  # another thread's step may be aside
-            self._aside.join()
-        if self._feed is not None:
-            self._feed.forget()
-        if isinstance(self._step_on_batch, Captured):
-            self._step_on_batch.forget()
+        with RNG_LOCK:  # the side stream may be running the step of another thread
+            self._side_stream.join()
+        if self._batches is not None:
+            self._batches.clear()
+        if isinstance(self._step_on_batch, CapturedFunction):
+            self._step_on_batch.clear_buffers()
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Settle, and return the optimizer's state as it is for the classifier itself."""
-        self.settle()
-        each = self.update.state_of_each()
-        groups = [{**self.update.settings, "params": list(range(len(trainable(self.live))))}]
-        state = {index: each[name] for index, name in self._places().items()}
-        return resized_state({"state": state, "param_groups": groups}, self.model)
+        """Write back, and return the optimizer's state as it would be for the classifier itself."""
+        self.write_back()
+        by_name = self.optimizer_step.state_by_name()
+        groups = [{**self.optimizer_step.settings, "params": list(range(len(trainable(self.fast_model))))}]
+        state = {index: by_name[name] for index, name in self._names_by_index().items()}
+        return resize_optimizer_state({"state": state, "param_groups": groups}, self.model)
 
     def _load(self, examples: TensorExamples) -> DeviceBatches:
-        """Take up the examples of another phase; steps that were captured with others of their shape serve again."""
-        if self._feed is None or not self._feed.fits(examples):
-            self._feed = None  # its memory, before that of the next
+        """Load the examples of a phase. Steps captured with other examples of the same shape are reused."""
+        if self._batches is None or not self._batches.fits(examples):
+            self._batches = None  # releases its memory before the next one needs it
             self._steps.clear()
-            self._pool = self._new_pool()  # that of graphs which are gone cannot be used again
-            self._feed = DeviceBatches(examples, self.show, self.show.draws)
+            self._pool = self._new_pool()  # the pool of deleted graphs cannot be used again
+            self._batches = DeviceBatches(examples, self.transform)
         if self._loaded is not examples:
-            self._feed.load(examples)
+            self._batches.load(examples)
             self._loaded = examples
-        return self._feed
+        return self._batches
 
-    def _step_on_next(self, size: int, following: int) -> None:
-        """Take a step on the examples that are ready, if there are any, and get the following ones ready beside it."""
-        if (size, following) not in self._steps:
-            feed = self._feed
-            assert feed is not None
+    def _step_on_next(self, size: int, next_size: int) -> None:
+        """Take a step on the stored batch, if `size` is not 0, and prepare the next one on the side stream."""
+        if (size, next_size) not in self._steps:
+            batches = self._batches
+            assert batches is not None
 
             def step() -> None:
-                coming = self._aside.start(lambda: feed.read(following)) if following else None
+                following = self._side_stream.start(lambda: batches.read(next_size)) if next_size else None
                 if size:
-                    self._step(*feed.ready(size))
-                if coming is not None:
-                    self._aside.join()
-                    feed.keep(following, coming)
+                    self._step(*batches.stored(size))
+                if following is not None:
+                    self._side_stream.join()
+                    batches.store(next_size, following)
 
-            self._steps[size, following] = self._captured(step)
-        self._steps[size, following]()
+            self._steps[size, next_size] = self._capture(step)
+        self._steps[size, next_size]()
 
     def _new_pool(self) -> Any:
         return torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
-    def _captured(self, work: Callable[..., None]) -> Callable[..., None]:
-        return Captured(work, self._pool) if self.device.type == "cuda" else work
+    def _capture(self, function: Callable[..., None]) -> Callable[..., None]:
+        return CapturedFunction(function, self._pool) if self.device.type == "cuda" else function
 
     def _step(self, pixels: Tensor, labels: Tensor) -> None:
-        loss_of, update = self._fast or (self._loss, self.update)
-        loss = (loss_of if len(pixels) == self._usual else self._loss)(pixels, labels)
-        self._go_back(loss)
-        update()
-        self.total += loss.detach()
+        compiled_loss, optimizer_step = self._compiled or (self._forward, self.optimizer_step)
+        loss = (compiled_loss if len(pixels) == self._compiled_size else self._forward)(pixels, labels)
+        self._backward(loss)
+        optimizer_step()
+        self.total_loss += loss.detach()
 
-    def _go_back(self, loss: Tensor) -> None:
-        """Find the gradients of all that moves."""
-        self.flat.clear()  # a step before may have failed half-way
+    def _backward(self, loss: Tensor) -> None:
+        """Compute the gradients of all trained parameters."""
+        self.flat.clear_gradients()  # the previous step may have failed half-way
         loss.backward()
-        self._aside.join()
-        self.flat.gather()
+        self._side_stream.join()
+        self.flat.gather_gradients()
 
-    def _loss(self, pixels: Tensor, labels: Tensor) -> Tensor:
+    def _forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
         if self.bf16_weights is not None:
             self.bf16_weights.refresh()
-        return self._loss_by(self.live, self.is_bf16, pixels, labels)
+        return self._loss_of(self.fast_model, self.is_bf16, pixels, labels)
 
-    def _loss_by(self, live: Classifier, is_bf16: bool, pixels: Tensor, labels: Tensor) -> Tensor:
+    def _loss_of(self, model: Classifier, is_bf16: bool, pixels: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=is_bf16):
-            return live(pixels, labels, self.loss)
+            return model(pixels, labels, self.loss)
 
-    def _try(self, images: Tensor, *, compiled: bool) -> None:
-        """Do a step on some images, compiled if that works, so that the optimizer has all of its state."""
-        pixels, labels = self._trial(images)
-        self._usual = len(pixels)  # what is compiled is for so many
-        if compiled:
-            self._fast = compiled_alone(self._loss), compiled_alone(self.update.__call__)
+    def _try_step(self, images: Tensor, *, is_compiled: bool) -> None:
+        """Take a step on some images, compiled if that works. Afterwards the optimizer has all of its state."""
+        pixels, labels = self._trial_batch(images)
+        self._compiled_size = len(pixels)
+        if is_compiled:
+            self._compiled = compile_method(self._forward), compile_method(self.optimizer_step.__call__)
         try:
             with seeded(self.device, 0):
-                self.live.train()
+                self.fast_model.train()
                 self._step(pixels, labels)
-        except Exception as error:  # whatever compiling a module may end in
-            if not compiled:
+        except Exception as error:  # torch.compile may raise anything
+            if not is_compiled:
                 raise
-            log.warning("training goes on without torch.compile: %s", first_line(error))
-            self._fast = None
-            self.update.make_capturable(is_fused=True)
-            self._try(images, compiled=False)
+            log.warning("training continues without torch.compile: %s", first_line(error))
+            self._compiled = None
+            self.optimizer_step.make_capturable(is_fused=True)
+            self._try_step(images, is_compiled=False)
 
-    def _classifier(self, twin: AcceleratedCopy) -> Classifier:
-        """Return a twin with a head like that of the classifier."""
-        live = Classifier(twin.whole, copy.deepcopy(self.model.head))
-        return put_channels_last(live) if self.device.type == "cuda" else live
+    def _with_head(self, accelerated: AcceleratedCopy) -> Classifier:
+        """Return an accelerated backbone with a copy of the classifier's head."""
+        model = Classifier(accelerated.module, copy.deepcopy(self.model.head))
+        return put_channels_last(model) if self.device.type == "cuda" else model
 
-    def _check(self, plain: Classifier, images: Tensor) -> None:
-        """Compare what our own kernels do with some images with what PyTorch's do; refuse them if they are wrong."""
-        some = images[: max(2, MOST_CHECKED // images[0].numel())]
+    def _check_gradients(self, plain: Classifier, images: Tensor) -> None:
+        """Raise `RuntimeError` if the custom kernels' gradients on some images differ too much from PyTorch's."""
+        some = images[: max(2, MAX_CHECKED_PIXELS // images[0].numel())]
         with seeded(self.device, 0):
-            self.live.train()
-            self._go_back(self._loss(*self._trial(some)))
+            self.fast_model.train()
+            self._backward(self._forward(*self._trial_batch(some)))
         in_bf16 = self._gradients(plain, some, is_bf16=True)
         with full_precision():
-            check_alike(self.flat.gradients(), in_bf16, self._gradients(plain, some, is_bf16=False))
+            check_gradients(self.flat.gradients(), in_bf16, self._gradients(plain, some, is_bf16=False))
 
-    def _gradients(self, live: Classifier, images: Tensor, *, is_bf16: bool) -> dict[str, Tensor]:
-        """Return the gradients that reach parameters, by name."""
+    def _gradients(self, model: Classifier, images: Tensor, *, is_bf16: bool) -> dict[str, Tensor]:
+        """Return the gradients of all parameters that a gradient reaches."""
         with seeded(self.device, 0):
-            self._loss_by(live.train(), is_bf16, *self._trial(images)).backward()
-        found = {name: value.grad for name, value in trainable(live).items() if value.grad is not None}
-        live.zero_grad()
-        return found
+            self._loss_of(model.train(), is_bf16, *self._trial_batch(images)).backward()
+        gradients = {name: value.grad for name, value in trainable(model).items() if value.grad is not None}
+        model.zero_grad()
+        return gradients
 
-    def _trial(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Return pixels and labels to try a step on, of all classes: one alone teaches nothing."""
-        classes = self.live.head.out_features // self.show.rotations.num_rotations
+    def _trial_batch(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return pixels and labels for a trial step. Labels are of all classes, since one class gives no gradient."""
+        classes = self.fast_model.head.out_features // self.transform.rotations.num_rotations
         labels = torch.arange(len(images), device=self.device) % classes
-        uniform = torch.zeros(len(images), self.show.draws, dtype=torch.float32, device=self.device)
-        return self.show(images, labels, uniform)
+        uniform = torch.zeros(len(images), self.transform.draws, dtype=torch.float32, device=self.device)
+        return self.transform(images, labels, uniform)
 
-    def _places(self) -> dict[int, str]:
-        """Return the name of each moving parameter by its place among the trainable ones, as optimizers count."""
-        return {i: name for i, name in enumerate(trainable(self.live)) if name in self.flat.parameters}
+    def _names_by_index(self) -> dict[int, str]:
+        """Return the names of the trained parameters by their index among the trainable ones, as optimizers count."""
+        return {i: name for i, name in enumerate(trainable(self.fast_model)) if name in self.flat.parameters}
 
-    def _guarded(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return the views of a vector by the names that parameters have in the backbone."""
-        prefix = "backbone.inner." if isinstance(self.live.backbone, Padded) else "backbone."
+    def _guarded_views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Return the views of a vector by the parameter names of the original backbone."""
+        prefix = "backbone.inner." if isinstance(self.fast_model.backbone, PaddedBackbone) else "backbone."
         return {name.removeprefix(prefix): view for name, view in self.flat.views(vector).items()}

@@ -1,7 +1,7 @@
-"""Flat parameters: all that an optimizer moves as one vector, so that it takes one kernel and not hundreds.
+"""Flat parameters: all trained parameters in one vector, so that an optimizer step is one kernel instead of hundreds.
 
-Each parameter becomes a view of the vector, at a place that GPUs can read fast from. Optimizers that treat every number
-alike (SGD, Adam, AdamW) do with the vector what they would do with each parameter.
+Each parameter becomes a view of the vector, at an aligned address. An optimizer that treats every number alike (SGD,
+Adam, AdamW) does the same to the vector as to each parameter.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ ALIGNMENT = 8  # numbers; 16 bytes in bf16
 
 
 class FlatParameters:
-    """Parameters of one type that lie in one vector.
+    """Parameters of one dtype in one vector.
 
-    `vector` has them, `vector.grad` their gradients once `gather` has taken them. `written` are the names of those
-    whose layers write their gradients there themselves.
+    `vector` has the values, and `vector.grad` the gradients after `gather_gradients`. `direct` has the names of the
+    parameters whose layers write their gradients into `vector.grad` themselves.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]):
         self.parameters = dict(parameters)
-        self.written: set[str] = set()
+        self.direct: set[str] = set()
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         self._gaps = [-size % ALIGNMENT for size in sizes]
         first = next(iter(self.parameters.values()))
@@ -34,61 +34,61 @@ class FlatParameters:
                 self.parameters[name].data = view
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """Return, for a vector like this one, what lies at the place of each parameter."""
-        views, place = {}, 0
+        """Return a view for each parameter of a vector with the same layout."""
+        views, start = {}, 0
         for (name, parameter), gap in zip(self.parameters.items(), self._gaps, strict=True):
-            part = vector[place : place + parameter.numel()]
-            views[name] = _shaped(part, parameter)
-            place += parameter.numel() + gap
+            part = vector[start : start + parameter.numel()]
+            views[name] = _view_like(part, parameter)
+            start += parameter.numel() + gap
         return views
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradient of each parameter, once gathered, as a view."""
+        """Return views of the gathered gradients."""
         assert self.vector.grad is not None
         return self.views(self.vector.grad)
 
-    def clear(self) -> None:
-        """Forget the gradients of the parameters."""
+    def clear_gradients(self) -> None:
+        """Remove the gradients of the parameters, but not that of the vector."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def gather(self) -> None:
-        """Move the gradients of the parameters into that of the vector; some layers may have written theirs there."""
-        places, found = [], []
-        for name, place in self.gradients().items():
+    def gather_gradients(self) -> None:
+        """Move the gradients of the parameters into that of the vector; those in `direct` may be there already."""
+        targets, gradients = [], []
+        for name, target in self.gradients().items():
             gradient = self.parameters[name].grad
             if gradient is not None:
-                places.append(place)
-                found.append(gradient)
+                targets.append(target)
+                gradients.append(gradient)
             else:
-                assert name in self.written, f"no gradient reached {name}"
-        torch._foreach_copy_(places, found)  # pyright: ignore[reportPrivateImportUsage]
-        self.clear()
+                assert name in self.direct, f"no gradient reached {name}"
+        torch._foreach_copy_(targets, gradients)  # pyright: ignore[reportPrivateImportUsage]
+        self.clear_gradients()
 
-    def state_of_each(self, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return an optimizer's state of the vector as that of each parameter, by its name."""
-        each: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
+    def state_by_name(self, state: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return an optimizer's state of the vector as the state of each parameter."""
+        by_name: dict[str, dict[str, Any]] = {name: {} for name in self.parameters}
         for key, value in state.items():
-            whole = isinstance(value, Tensor) and value.shape == self.vector.shape
-            views = self.views(value) if whole else {}
-            for name, entries in each.items():
+            is_vector = isinstance(value, Tensor) and value.shape == self.vector.shape
+            views = self.views(value) if is_vector else {}
+            for name, entries in by_name.items():
                 entries[key] = views.get(name, value)
-        return each
+        return by_name
 
     @torch.no_grad()
-    def set_state(self, state: dict[str, Any], each: Mapping[str, Mapping[str, Any]]) -> None:
-        """Write the state of each parameter into that of the vector, in place."""
+    def load_state(self, state: dict[str, Any], by_name: Mapping[str, Mapping[str, Any]]) -> None:
+        """Copy the state of each parameter into the state of the vector, in place."""
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == self.vector.shape:
                 for name, view in self.views(value).items():
-                    if key in each[name]:
-                        view.copy_(each[name][key])
+                    if key in by_name[name]:
+                        view.copy_(by_name[name][key])
             elif isinstance(value, Tensor):
-                value.copy_(torch.as_tensor(next(iter(each.values())).get(key, 0)))
+                value.copy_(torch.as_tensor(next(iter(by_name.values())).get(key, 0)))
 
 
-def _shaped(part: Tensor, parameter: Tensor) -> Tensor:
-    """Return a stretch of a vector in the shape of a parameter, its channels last where the parameter's are."""
+def _view_like(part: Tensor, parameter: Tensor) -> Tensor:
+    """Return a slice of a vector with the shape and memory format of a parameter."""
     if _is_channels_last(parameter):
         outputs, channels, height, width = parameter.shape
         return part.view(outputs, height, width, channels).permute(0, 3, 1, 2)

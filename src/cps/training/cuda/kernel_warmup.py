@@ -1,4 +1,4 @@
-"""Launching: kernels in Triton, compiled side by side before the first of them starts."""
+"""Launch Triton kernels, and compile them in parallel before the first launch."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,39 +9,44 @@ from typing import Any
 
 from torch import Tensor
 
-TYPICAL = 128  # images of a batch, for which the blocks of kernels are chosen
+TYPICAL_BATCH = 128  # images; block sizes are chosen for this batch size
 
-_waiting: list[dict[Any, Callable[[], object]]] = []  # how to compile each kernel, while none may start
+_pending: list[
+    dict[Any, Callable[[], object]]
+] = []  # kernels to compile, one dictionary per open `compile_in_parallel`
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
-    """Start a kernel."""
-    if not _waiting:
+    """Launch a kernel; inside `compile_in_parallel`, only note it for compilation."""
+    if not _pending:
         kernel[grid](*arguments, **options)
         return
     kinds = tuple(value.dtype if isinstance(value, Tensor) else value for value in arguments)
-    name = (id(kernel), kinds, *options.items())
-    _waiting[-1][name] = partial(kernel.warmup, *kinds, grid=grid, **options)
+    key = (id(kernel), kinds, *options.items())
+    _pending[-1][key] = partial(kernel.warmup, *kinds, grid=grid, **options)
 
 
 @contextmanager
-def compiled_together() -> Iterator[None]:
-    """Start no kernel inside: compile all that would start, at the same time. What they write to is left as it is."""
-    _waiting.append({})
+def compile_in_parallel() -> Iterator[None]:
+    """Launch no kernel inside the block; at its end, compile all that would have been launched.
+
+    The tensors that the kernels would write to stay unchanged.
+    """
+    _pending.append({})
     try:
         yield
     finally:
-        found = _waiting.pop()
-    if found:  # in a context of its own: after an error, Triton may stay in the mode it was put into
-        copy_context().run(_compile, list(found.values()))
+        kernels = _pending.pop()
+    if kernels:  # in a separate context, since some versions of Triton stay in the compile mode after an error
+        copy_context().run(_compile, list(kernels.values()))
 
 
 def _compile(kernels: list[Callable[[], object]]) -> None:
-    import triton  # is there only where GPUs are
+    import triton  # installed only with GPU builds of torch
 
-    together = getattr(triton, "AsyncCompileMode", None)
-    if together is None:  # an old Triton: each is compiled when it starts
+    compile_mode = getattr(triton, "AsyncCompileMode", None)
+    if compile_mode is None:  # an old Triton: each kernel is compiled at its first launch
         return
-    with ThreadPoolExecutor() as threads, together(threads):
+    with ThreadPoolExecutor() as threads, compile_mode(threads):
         for kernel in kernels:
             kernel()

@@ -1,4 +1,4 @@
-"""Norms: batch norm on its way through a GPU, together with the addition and the ReLU that follow it."""
+"""Batch norm with the addition and the ReLU after it, forward and backward, by the kernels of `norm_kernels`."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
@@ -10,18 +10,18 @@ import triton
 from torch import Tensor
 
 import cps.training.cuda.norm_kernels as kernels
-from cps.training.cuda.kernel_warmup import TYPICAL, launch
+from cps.training.cuda.kernel_warmup import TYPICAL_BATCH, launch
 
-MOST_PARTS = 132  # one for each multiprocessor of a large GPU
-TILE = 4096  # numbers that a program looks at in a step
-STAGES = 4  # steps whose loads are under way at a time
+MAX_PARTS = 132  # programs; one for each multiprocessor of a large GPU
+TILE = 4096  # numbers that a program reads in a step
+STAGES = 4  # steps whose loads overlap
 WARPS = 4
-FULL_ROWS = 64  # channels; with fewer, three or four signals under way at a time waste more than they gain
-BLOCK = 2048  # numbers of a program that has nothing to add up
+MIN_PIPELINED_CHANNELS = 64  # with fewer, overlapping the loads of three or four tensors costs more than it gains
+BLOCK = 2048  # numbers per program of the elementwise kernels
 
 
-class Running(NamedTuple):
-    """What a norm layer keeps of all batches: mean, variance, how many there were; and how fast the first two move."""
+class RunningStatistics(NamedTuple):
+    """The running mean and variance of a batch norm layer, its number of batches, and the momentum."""
 
     mean: Tensor
     variance: Tensor
@@ -30,7 +30,10 @@ class Running(NamedTuple):
 
 
 class Normalized(NamedTuple):
-    """The result (which the way back needs only after a shortcut and a ReLU), and mean and scale of each channel."""
+    """The result, and the mean and scale (1 / standard deviation) of each channel.
+
+    The backward pass reads the result only after a shortcut and a ReLU.
+    """
 
     result: Tensor
     mean: Tensor
@@ -41,24 +44,24 @@ def normalize(
     signal: Tensor,
     weight: Tensor,
     bias: Tensor,
-    running: Running,
-    counts: Tensor,
+    running: RunningStatistics,
+    counters: Tensor,
     epsilon: float,
     *,
     shortcut: Tensor | None,
     has_relu: bool,
 ) -> Normalized:
-    """Return the signal, shape (N, channels, height, width), normalised by its own moments, with what follows.
+    """Return batch norm of a signal (N, channels, height, width), plus the shortcut, after the ReLU.
 
-    `counts` are zeros, at least one for each 32 channels, that no other kernel uses at the same time.
+    `counters` are zeros, at least one per 32 channels, which no other kernel may use at the same time.
     """
-    channels, cut = signal.shape[1], _Cut.of(signal)
+    channels, tiling = signal.shape[1], _Tiling.choose(signal)
     mean, scale = _empty(2, channels, like=signal)
-    firsts, seconds = _empty(2, cut.parts, channels, like=signal)
+    sums, square_sums = _empty(2, tiling.parts, channels, like=signal)
     launch(
-        kernels.moments, (cut.parts, cut.blocks), signal, firsts, seconds, counts, mean, scale,
-        running.mean, running.variance, running.batches, cut.rows, cut.steps, running.momentum, epsilon, channels,
-        cut.block_rows, cut.block_channels, STAGES, num_warps=WARPS,
+        kernels.moments, (tiling.parts, tiling.blocks), signal, sums, square_sums, counters, mean, scale,
+        running.mean, running.variance, running.batches, tiling.rows, tiling.steps, running.momentum, epsilon, channels,
+        tiling.block_rows, tiling.block_channels, STAGES, num_warps=WARPS,
     )  # fmt: skip
     result = torch.empty_like(signal)
     launch(
@@ -70,38 +73,41 @@ def normalize(
 
 def normalize_backward(
     gradients: Sequence[Tensor],
-    done: Normalized,
+    normalized: Normalized,
     signal: Tensor,
     weight: Tensor,
     bias: Tensor,
-    counts: Tensor,
+    counters: Tensor,
     *,
     has_shortcut: bool,
     has_relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the gradients of signal, weight, bias and shortcut, from one or two that add up to that of the result."""
-    channels, cut, has_other = signal.shape[1], _Cut.of(signal), len(gradients) > 1
-    of_weight, of_bias = _empty(2, channels, like=signal)
-    firsts, seconds = _empty(2, cut.parts, channels, like=signal)
+    """Return the gradients of signal, weight, bias and shortcut.
+
+    `gradients` are one or two tensors that add up to the gradient of the result.
+    """
+    channels, tiling, has_other = signal.shape[1], _Tiling.choose(signal), len(gradients) > 1
+    weight_gradient, bias_gradient = _empty(2, channels, like=signal)
+    weight_sums, bias_sums = _empty(2, tiling.parts, channels, like=signal)
     is_stored = has_other or (has_shortcut and has_relu)
-    slopes = torch.empty_like(signal) if is_stored else gradients[0]
+    before_relu = torch.empty_like(signal) if is_stored else gradients[0]
     launch(
-        kernels.sums_of_gradient, (cut.parts, cut.blocks), gradients[0], gradients[-1], done.result,
-        signal, slopes, done.mean, done.scale, weight, bias, firsts, seconds, counts, of_weight,
-        of_bias, cut.rows, cut.steps, channels, has_other, has_shortcut, has_relu, cut.block_rows, cut.block_channels,
-        STAGES if channels >= FULL_ROWS else 1, num_warps=WARPS,
+        kernels.gradient_sums, (tiling.parts, tiling.blocks), gradients[0], gradients[-1], normalized.result,
+        signal, before_relu, normalized.mean, normalized.scale, weight, bias, weight_sums, bias_sums, counters,
+        weight_gradient, bias_gradient, tiling.rows, tiling.steps, channels, has_other, has_shortcut, has_relu,
+        tiling.block_rows, tiling.block_channels, STAGES if channels >= MIN_PIPELINED_CHANNELS else 1, num_warps=WARPS,
     )  # fmt: skip
-    of_signal = torch.empty_like(signal)
+    signal_gradient = torch.empty_like(signal)
     launch(
-        kernels.gradient_of_signal, (triton.cdiv(signal.numel(), BLOCK),), slopes, signal, done.mean, done.scale,
-        weight, bias, of_weight, of_bias, of_signal, signal.numel(), 1 / cut.rows, channels,
-        has_relu and not is_stored, BLOCK,
+        kernels.signal_gradient, (triton.cdiv(signal.numel(), BLOCK),), before_relu, signal, normalized.mean,
+        normalized.scale, weight, bias, weight_gradient, bias_gradient, signal_gradient, signal.numel(),
+        1 / tiling.rows, channels, has_relu and not is_stored, BLOCK,
     )  # fmt: skip
-    return of_signal, of_weight, of_bias, slopes if has_shortcut else None
+    return signal_gradient, weight_gradient, bias_gradient, before_relu if has_shortcut else None
 
 
-class _Cut(NamedTuple):
-    """How the rows are cut into steps of a block, taken in turn by so many programs (`parts`)."""
+class _Tiling(NamedTuple):
+    """How the rows are divided: `parts` programs take turns at steps of `block_rows` rows."""
 
     rows: int
     parts: int
@@ -111,15 +117,15 @@ class _Cut(NamedTuple):
     block_channels: int
 
     @staticmethod
-    def of(signal: Tensor) -> "_Cut":
+    def choose(signal: Tensor) -> "_Tiling":
         number, channels, height, width = signal.shape
-        rows, typical = number * height * width, TYPICAL * height * width
+        rows, typical_rows = number * height * width, TYPICAL_BATCH * height * width
         block_channels = 32 if channels <= 32 else 64
         blocks = triton.cdiv(channels, block_channels)
-        wanted = max(1, MOST_PARTS // blocks)
-        block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(typical, wanted))))
-        steps = triton.cdiv(rows, block_rows * wanted)
-        return _Cut(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
+        max_parts = max(1, MAX_PARTS // blocks)
+        block_rows = min(TILE // block_channels, max(16, triton.next_power_of_2(triton.cdiv(typical_rows, max_parts))))
+        steps = triton.cdiv(rows, block_rows * max_parts)
+        return _Tiling(rows, triton.cdiv(rows, block_rows * steps), blocks, steps, block_rows, block_channels)
 
 
 def _empty(*shape: int, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The update: an optimizer moves a vector of parameters, and a guard puts back what is kept."""
+"""The optimizer step on a flat vector of parameters, which ends by restoring the guarded entries."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -12,88 +12,95 @@ from cps.training.cuda.flat_parameters import FlatParameters
 from cps.training.settings import MakeOptimizer
 
 
-class Update:
-    """What happens to flat parameters once their gradients are known, at a rate that each step may change.
+class OptimizerStep:
+    """Moves flat parameters by their gradients, at a learning rate that may change in each step.
 
-    `views` are the guarded weights in a vector like theirs, `choosing` the names of those that may have scores.
+    `views` maps a vector with the layout of the parameters to the guarded weights in it. `scored` names the weights
+    that may have mask scores.
     """
 
     def __init__(
         self,
         flat: FlatParameters,
-        optimizer: MakeOptimizer,
+        make_optimizer: MakeOptimizer,
         views: Callable[[Tensor], Mapping[str, Tensor]],
-        choosing: Collection[str],
+        scored: Collection[str],
     ):
-        self.flat, self.optimizer = flat, optimizer([flat.vector])
+        self.flat, self.optimizer = flat, make_optimizer([flat.vector])
         (self._group,) = self.optimizer.param_groups
         self.settings = {key: value for key, value in self._group.items() if key != "params"}
-        self.rate, self.factor, self.full_pace = float(self._group["lr"]), 1.0, 0.0
-        self.restore = FlatRestorer(flat.vector, views, choosing)
-        self.pace = torch.zeros((), dtype=torch.float32, device=flat.vector.device)  # of scores
-        self._in_one: Callable[[], None] | None = None
+        self.rate, self.factor, self.full_score_step = float(self._group["lr"]), 1.0, 0.0
+        self.restore = FlatRestorer(flat.vector, views, scored)
+        self.score_step = torch.zeros((), dtype=torch.float32, device=flat.vector.device)
+        self._kernel_step: Callable[[], None] | None = None
 
     def __call__(self) -> None:
         """Take a step."""
-        if self._in_one is not None:
-            self.restore.move(self.pace)
-            self._in_one()
+        if self._kernel_step is not None:
+            self.restore.move(self.score_step)
+            self._kernel_step()
         else:
             self.optimizer.step()
-            self.restore(self.pace)
+            self.restore(self.score_step)
+
+    @property
+    def has_custom_kernel(self) -> bool:
+        """True if one custom kernel takes the step and restores the guarded entries."""
+        return self._kernel_step is not None
 
     def make_capturable(self, *, is_fused: bool) -> None:
-        """Let the optimizer work in few kernels on a GPU, with a rate that it reads there."""
-        self._group["lr"] = torch.tensor(self.rate, dtype=torch.float32, device=self.pace.device)
+        """Let the optimizer read its learning rate from GPU memory, and use few kernels."""
+        self._group["lr"] = torch.tensor(self.rate, dtype=torch.float32, device=self.score_step.device)
         self._group |= {"fused": is_fused, "foreach": not is_fused}
         self._group |= {"capturable": True} if "capturable" in self._group else {}
 
-    def work_in_one(self) -> None:
-        """Do it all in one kernel from now on, if the optimizer, which has done a step, is one of those known.
+    def use_custom_kernel(self) -> None:
+        """Replace the optimizer's step by one custom kernel, if there is one for this optimizer.
 
-        It is tried first, and must do what the optimizer does. What is there now does not matter: `begin` follows.
+        The optimizer must have taken a step. The kernel is tried, and `RuntimeError` is raised if it does not do what
+        the optimizer does. The present values do not matter, since `begin` sets new ones.
         """
-        from cps.training.cuda.optimizer_kernels import own_update  # Triton is there only where GPUs are
+        from cps.training.cuda.optimizer_kernels import make_kernel_step  # Triton comes only with GPU builds of torch
 
-        own = own_update(self.optimizer, self.flat.vector, self.restore.free, self.restore.value)
-        if own is None:
+        kernel_step = make_kernel_step(self.optimizer, self.flat.vector, self.restore.free, self.restore.value)
+        if kernel_step is None:
             return
         state = self.optimizer.state[self.flat.vector].values()
-        moved = [self.flat.vector.detach(), *(value for value in state if isinstance(value, Tensor))]
-        before = [value.clone() for value in moved]
+        tensors = [self.flat.vector.detach(), *(value for value in state if isinstance(value, Tensor))]
+        before = [value.clone() for value in tensors]
         self()
-        expected = [value.clone() for value in moved]
-        for value, old in zip(moved, before, strict=True):
+        expected = [value.clone() for value in tensors]
+        for value, old in zip(tensors, before, strict=True):
             value.copy_(old)
-        self._in_one = own
+        self._kernel_step = kernel_step
         self()
-        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-6) for pair in zip(moved, expected, strict=True)):
-            raise RuntimeError("our own kernels do not agree with PyTorch's (in the update)")
+        if not all(torch.allclose(*pair, rtol=1e-3, atol=1e-6) for pair in zip(tensors, expected, strict=True)):
+            raise RuntimeError("custom kernels do not agree with PyTorch's (in the optimizer step)")
 
     def begin(self, guard: Guard, shapes: Mapping[str, torch.Size], saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keep what a guard says, and start with a fresh optimizer, or the state of each parameter that is saved."""
+        """Start with a guard, and with a new optimizer state or the saved state of each parameter."""
         self.restore.keep(guard, shapes)
         state = self.optimizer.state[self.flat.vector]
         for value in state.values():
             if isinstance(value, Tensor):
                 value.zero_()
         if saved:
-            self.flat.set_state(state, saved)
+            self.flat.load_state(state, saved)
 
-    def state_of_each(self) -> dict[str, dict[str, Any]]:
+    def state_by_name(self) -> dict[str, dict[str, Any]]:
         """Return the optimizer's state of each parameter."""
-        return self.flat.state_of_each(self.optimizer.state[self.flat.vector])
+        return self.flat.state_by_name(self.optimizer.state[self.flat.vector])
 
-    def start(self, pace: float) -> None:
-        """Start an epoch, in which scores move at this pace at the full rate."""
-        self.full_pace, self.factor = pace, math.nan  # whatever the next factor is, it is another
+    def start_epoch(self, score_step: float) -> None:
+        """Set the step size of the mask scores at the full learning rate."""
+        self.full_score_step, self.factor = score_step, math.nan  # NaN, so that the next factor counts as changed
 
     def set_rate(self, factor: float) -> None:
-        """Go on at a factor of the full rate, and of the full pace of scores."""
+        """Multiply the full learning rate, and the full step size of the mask scores, by a factor."""
         if factor == self.factor:
             return
         self.factor = factor
-        self.pace.fill_(self.full_pace * factor)
+        self.score_step.fill_(self.full_score_step * factor)
         if isinstance(self._group["lr"], Tensor):
             self._group["lr"].fill_(self.rate * factor)
         else:

@@ -1,0 +1,33 @@
+"""Predictions do not depend on captured graphs; ask more with CPS_TEST_ACCELERATOR=cuda."""
+
+import torch
+
+import cps
+from samples import ACCELERATOR, make_task, use_all_compact
+
+
+def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
+    learner = make_learner()
+    learner.learn(make_task(0))
+    use_all_compact(learner)
+    images = make_task(0).test[0]
+    with torch.inference_mode():
+        before = [learner.predict(images).classes for _ in range(6)]
+    assert [learner.predict(images).classes for _ in range(6)] == before
+    learner.network.release_images()
+
+
+def test_repeated_predictions_are_bit_identical(make_learner):
+    learner = make_learner()
+    for first in (0, 10):
+        learner.learn(make_task(first))
+    images = make_task(0).test[0]
+    shares = [learner.predict(images).share for _ in range(6)]  # from the fourth on a GPU replays a graph
+    assert all(torch.equal(share, shares[0]) for share in shares)
+    assert not torch.equal(learner.predict(images.flip(0)).share, shares[0])
+
+
+def test_a_gpu_predicts_with_compact_networks_even_if_they_are_as_large_as_the_backbone(make_learner):
+    learner = make_learner(pruner=cps.Magnitude(0.9))
+    learner.learn(make_task(0))
+    assert learner.network._compact.is_worthwhile(0) == (ACCELERATOR == "cuda")

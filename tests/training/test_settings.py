@@ -1,0 +1,92 @@
+"""Settings of training: schedules, and errors that are raised when a setting is constructed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cps
+from samples import make_task
+
+
+def test_schedules_are_those_of_the_paper():
+    steps = cps.Steps((20, 40, 60), 0.2)
+    assert [round(steps(epoch, 70), 6) for epoch in (0, 19.9, 20, 45, 69)] == [1, 1, 0.2, 0.04, 0.008]
+    cosine = cps.Cosine(warmup=2)
+    assert cosine(0, 10) < 0.01
+    assert cosine(2, 10) == 1
+    assert cosine(6, 10) == pytest.approx(0.5)
+    assert cosine(10, 10) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cps.Training(1, 0.01), r"object such as cps.SGD\(0.1\), or a function of \(parameters\), got 0.01"),
+        (lambda: cps.Training(1, cps.Adam), "optimizer must be an object such as"),
+        (lambda: cps.Training(1, cps.Cosine()), "optimizer must be an object such as"),
+        (lambda: cps.Training(1, cps.Adam(), "cosine"), r"schedule must be an object such as cps.Cosine\(\)"),
+        (lambda: cps.Training(1, schedule=lambda epoch: 1.0), r"a function of \(epoch, epochs\)"),
+    ],
+)
+def test_a_wrong_optimizer_or_schedule_raises(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: cps.Adam("x"), "lr of Adam must be a finite number, got 'x'"),
+        (lambda: cps.SGD(0.1, -1), "momentum of SGD must be 0 or more, got -1"),
+        (lambda: cps.Training(1.5), r"epochs of Training must be an integer, got 1\.5"),
+    ],
+)
+def test_wrong_numbers_raise(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_losses_and_augmentations_must_have_the_right_arguments(make_learner):
+    with pytest.raises(TypeError, match=r"loss must be a function of \(features, logits, labels\)"):
+        cps.Training(1, loss=nn.CrossEntropyLoss())
+    cps.Training(1, loss=lambda features, logits, labels: logits.sum())
+    with pytest.raises(TypeError, match="an augmentation must be a function .* `draws`"):
+        make_learner(augment=lambda images, uniform: images).learn(make_task(0))
+
+
+def test_a_loss_with_parameters_raises():
+    class Learned(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, features, logits, labels):
+            return torch.nn.functional.cross_entropy(self.scale * logits, labels)
+
+    with pytest.raises(ValueError, match="must not have parameters"):
+        cps.Training(1, loss=Learned())
+
+
+def test_a_subclass_of_an_optimizer_may_have_settings_that_are_not_numbers():
+    @dataclass(frozen=True)
+    class Nesterov(cps.SGD):
+        tag: str = "mine"
+        betas: tuple[float, float] = (0.9, 0.999)
+
+    assert Nesterov(0.1).tag == "mine"
+    with pytest.raises(ValueError, match="lr of Nesterov must be 0 or more"):
+        Nesterov(-0.1)
+
+
+def test_optimizers_accept_numpy_numbers_and_can_be_subclassed():
+    assert cps.SGD(np.float32(0.5), np.int64(0)) == cps.SGD(0.5, 0)
+    assert isinstance(cps.SGD(np.float32(0.5)).lr, float)
+
+    @dataclass(frozen=True)
+    class Nesterov(cps.SGD):
+        nesterov: bool = True
+
+    assert Nesterov(0.1).nesterov
