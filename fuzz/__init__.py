@@ -1,1 +1,1 @@
-"""Fuzzing: files made to break what reads them. Not part of the package."""
+"""Fuzzers for everything that reads input from outside. Not part of the package."""

@@ -1,8 +1,8 @@
 """Fuzz the reader of model files: `python -m fuzz.model_files --cases 60000`.
 
-Each case is a model file made from its number alone. It must load and predict, or be refused with `cps.FileError`, or
-ask for a setting that a file cannot hold; anything else is printed with the number that makes it again. While a file
-is read, nothing may be written, run or connected to.
+Each case is a model file that depends on its number only. It must load and predict, be refused with `cps.FileError`, or
+ask for a setting that a file cannot hold. Everything else is printed with the number of the case. Reading a file must
+not write files, start programs or open connections.
 """
 
 import argparse
@@ -22,77 +22,77 @@ import torch
 
 import cps
 from cps.runtime.environment import describe_device, versions
-from cps.storage.container import write_json
-from fuzz.odd_files import KINDS, Model, make_case, make_model
+from cps.storage.atomic import write_json
+from fuzz.malformed_files import KINDS, ModelFile, make_case, make_model
 
-SECONDS = 20  # that one case may take
+MAX_SECONDS = 20  # per case
 OUTCOMES = ("loaded", "refused", "asked", "failed")
-FORBIDDEN = {  # what reading a file must never do, by the names of Python's audit events
+FORBIDDEN = {  # Python's audit events that reading a file must never cause
     "os.exec", "os.fork", "os.posix_spawn", "os.system", "os.remove", "os.rename", "os.mkdir", "os.chmod",
     "pickle.find_class", "shutil.rmtree", "socket.connect", "subprocess.Popen", "ctypes.dlopen",
 }  # fmt: skip
 
 
-class Watch:
-    """Notes forbidden events while it is on. An audit hook cannot be taken away again, so there is one."""
+class AuditHook:
+    """Records forbidden audit events. Create it once per process: Python cannot remove an audit hook."""
 
     def __init__(self) -> None:
-        self.is_on = False
-        self.seen: list[str] = []
-        sys.addaudithook(self._hear)
+        self.is_recording = False
+        self.events: list[str] = []
+        sys.addaudithook(self._hook)
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.is_on:
+    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.is_recording:
             return
         writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
         if writes or event in FORBIDDEN:
-            self.seen.append(f"{event} {arguments}")
+            self.events.append(f"{event} {arguments}")
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """Hear what happens inside."""
-        self.seen, self.is_on = [], True
+    def record(self) -> Iterator[None]:
+        """Record the forbidden events of the block in `events`."""
+        self.events, self.is_recording = [], True
         try:
             yield
         finally:
-            self.is_on = False
+            self.is_recording = False
 
 
-def outcome(model: Model, content: bytes, path: Path, watch: Watch) -> str:
-    """Return what came of reading a file: loaded, refused, asked, or what should not have happened."""
+def outcome(model: ModelFile, content: bytes, path: Path, hook: AuditHook) -> str:
+    """Read a file with this content; return "loaded", "refused" or "asked", or else a description of the failure."""
     path.write_bytes(content)
-    with watch.on(), _time_limit():
+    with hook.record(), _time_limit():
         try:
-            said = _loaded(model, path)
+            _load_and_predict(model, path)
+            result = "loaded"
         except cps.FileError:
-            said = "refused"
-        except ValueError as error:  # that a part of one's own must be passed, or be there earlier, is no damage
+            result = "refused"
+        except ValueError as error:  # a setting that must be passed, or added earlier, is no damage
             is_asked = "pass " in str(error) or "must be among the learner's selectors" in str(error)
-            said = "asked" if is_asked else f"ValueError: {error}"
+            result = "asked" if is_asked else f"ValueError: {error}"
         except Exception as error:
-            said = f"{type(error).__name__}: {error}"
-    return f"did {watch.seen[0]}" if watch.seen else said
+            result = f"{type(error).__name__}: {error}"
+    return f"did {hook.events[0]}" if hook.events else result
 
 
-def _loaded(model: Model, path: Path) -> str:
-    """Load a file and let it predict; what it says must have the right form."""
+def _load_and_predict(model: ModelFile, path: Path) -> None:
+    """Load a file, predict two images, and check that the predicted classes are known."""
     learner = cps.load(path, fabric=model.learner.fabric)
     network = learner.network
-    if network.subnetworks and math.prod(network.input_shape or ()) < 2**16:  # what is large takes long, as it should
+    if network.subnetworks and math.prod(network.input_shape or ()) < 2**16:  # large images are rightly slow
         prediction = learner.predict(torch.zeros(2, *(network.input_shape or ()), dtype=torch.uint8))
         known = {name for subnetwork in network.subnetworks for name in subnetwork.classes}
         assert set(prediction.classes) <= known
         learner.fingerprint(0)
-    return "loaded"
 
 
 @contextmanager
 def _time_limit() -> Iterator[None]:
-    def late(*_: object) -> None:
-        raise TimeoutError(f"took more than {SECONDS} seconds")
+    def on_alarm(*_: object) -> None:
+        raise TimeoutError(f"took more than {MAX_SECONDS} seconds")
 
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(SECONDS)
+    signal.signal(signal.SIGALRM, on_alarm)
+    signal.alarm(MAX_SECONDS)
     try:
         yield
     finally:
@@ -100,53 +100,53 @@ def _time_limit() -> Iterator[None]:
 
 
 def fuzz(cases: range) -> tuple[Counter[tuple[str, str]], dict[str, int]]:
-    """Return how many cases of each kind had which outcome, and a case of each failure."""
+    """Return the number of cases by kind and outcome, and the first case of each failure."""
     counts: Counter[tuple[str, str]] = Counter()
     failures: dict[str, int] = {}
-    watch = Watch()
+    hook = AuditHook()
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as name:
         folder = Path(name)
         model = make_model(folder)
-        outcome(model, model.content, folder / "case.cps", watch)  # what torch imports late is not the file's doing
-        assert outcome(model, model.content, folder / "case.cps", watch) == "loaded"
+        outcome(model, model.content, folder / "case.cps", hook)  # torch's late imports also cause audit events
+        assert outcome(model, model.content, folder / "case.cps", hook) == "loaded"
         for number in cases:
             kind, content = make_case(model, number, folder)
-            said = outcome(model, content, folder / "case.cps", watch)
-            if said not in ("loaded", "refused", "asked"):
-                failures.setdefault(said[:160], number)
-                said = "failed"
-            counts[kind, said] += 1
+            result = outcome(model, content, folder / "case.cps", hook)
+            if result not in ("loaded", "refused", "asked"):
+                failures.setdefault(result[:160], number)
+                result = "failed"
+            counts[kind, result] += 1
     return counts, failures
 
 
 def main() -> None:
-    """Run the cases that the command line asks for, and say what came of them."""
+    """Run the cases, print the counts, and exit with 1 if any case failed."""
     parser = argparse.ArgumentParser(description="Fuzz the reader of model files.")
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--out", type=Path, help="a JSON file to write the counts to")
-    asked = parser.parse_args()
+    parser.add_argument("--out", type=Path, help="JSON file for the counts")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    began = time.perf_counter()
-    counts, failures = fuzz(range(asked.first, asked.first + asked.cases))
+    started = time.perf_counter()
+    counts, failures = fuzz(range(options.first, options.first + options.cases))
     results = {
         "device": describe_device(cps.make_fabric(accelerator="cpu")),
         "versions": versions(),
-        "first": asked.first,
-        "cases": asked.cases,
-        "minutes": (time.perf_counter() - began) / 60,
-        "mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts kibibytes
-        "counts": {kind: {said: counts[kind, said] for said in OUTCOMES} for kind in KINDS},
+        "first": options.first,
+        "cases": options.cases,
+        "minutes": (time.perf_counter() - started) / 60,
+        "mebibytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux reports KiB
+        "counts": {kind: {name: counts[kind, name] for name in OUTCOMES} for kind in KINDS},
         "failures": failures,
     }
-    print(f"{'kind':12}", *(f"{said:>8}" for said in OUTCOMES))
-    for kind, of_kind in results["counts"].items():
-        print(f"{kind:12}", *(f"{number:8}" for number in of_kind.values()))
-    print(f"{asked.cases} cases, {results['minutes']:.1f} minutes, {results['mebibytes']:.0f} MiB at most")
-    for said, number in failures.items():
-        print(f"case {number}: {said}")
-    if asked.out is not None:
-        write_json(asked.out, results)
+    print(f"{'kind':12}", *(f"{name:>8}" for name in OUTCOMES))
+    for kind, by_outcome in results["counts"].items():
+        print(f"{kind:12}", *(f"{count:8}" for count in by_outcome.values()))
+    print(f"{options.cases} cases, {results['minutes']:.1f} minutes, {results['mebibytes']:.0f} MiB at most")
+    for failure, number in failures.items():
+        print(f"case {number}: {failure}")
+    if options.out is not None:
+        write_json(options.out, results)
     sys.exit(bool(failures))
 
 

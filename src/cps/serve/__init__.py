@@ -1,1 +1,1 @@
-"""A model behind HTTP."""
+"""Serve a model over HTTP."""

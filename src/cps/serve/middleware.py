@@ -1,7 +1,8 @@
-"""The gate: what a request must pass before anything looks at it.
+"""ASGI middleware that checks every request before the application sees it.
 
-It bounds the requests at work, the bytes of a body and the seconds it may take to arrive, refuses names of other hosts
-(a page elsewhere could otherwise point its own name here), and gives every reply the headers that keep browsers strict.
+It limits the number of concurrent requests, the size of a body and the time a body may take to arrive. It rejects
+unknown host names, since a web page elsewhere could point its own name at this server (DNS rebinding). It adds security
+headers to every reply.
 """
 
 import asyncio
@@ -16,8 +17,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-PATIENCE = 2.0  # seconds to let go of a body that is not wanted, so that the sender gets to read why
-HEADERS = {
+DRAIN_SECONDS = 2.0  # spent on reading the rest of a rejected body, so that the client reads the error
+SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -28,76 +29,78 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server accepts: in one request, at once, and for how long."""
+    """Limits of a server: per request, per image, on concurrent requests, and on the seconds a request may take."""
 
     images: int = 64
     megabytes: int = 32
     megapixels: int = 24
-    at_once: int = 8
+    concurrent_requests: int = 8
     seconds: float = 30.0
 
 
-class Refused(Exception):
-    """A request is not answered; the message is one sentence for its sender."""
+class RequestError(Exception):
+    """A request is rejected with an HTTP status; the message is one sentence for the client."""
 
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str):
+        super().__init__(message)
         self.status = status
 
 
 class RequestGuard:
-    """An ASGI application around another. `hosts` are the names it answers to; None is any."""
+    """Wrap an ASGI application and enforce the limits. `hosts` are the accepted host names; None accepts any."""
 
     def __init__(self, app: App, limits: Limits, hosts: Collection[str] | None = None):
         self.app, self.limits = app, limits
         self.hosts = None if hosts is None else {host.lower() for host in hosts}
-        self.at_work = 0
+        self.active_requests = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Let a request through, or say in one sentence why not."""
+        """Pass a request to the application, or reply with an error."""
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        send = _strict(send)
+        send = _with_security_headers(send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             self._check_host(headers.get("host", ""))
             if scope["method"] not in ("POST", "PUT", "PATCH"):
                 return await self.app(scope, receive, send)
-            await self._answer(scope, headers, receive, send)
-        except Refused as refused:
+            await self._handle_body(scope, headers, receive, send)
+        except RequestError as error:
             with suppress(TimeoutError):
-                async with asyncio.timeout(PATIENCE):
-                    await _let_go(receive)
-            await _reply(send, refused)
+                async with asyncio.timeout(DRAIN_SECONDS):
+                    await _drain(receive)
+            await _send_error(send, error)
 
-    async def _answer(
+    async def _handle_body(
         self, scope: MutableMapping[str, Any], headers: dict[str, str], receive: Receive, send: Send
     ) -> None:
-        if self.at_work >= self.limits.at_once:
-            raise Refused(503, f"{self.at_work} requests are at work, which is all this server takes; try again soon")
-        self.at_work += 1
+        if self.active_requests >= self.limits.concurrent_requests:
+            raise RequestError(
+                503, f"The server is busy with {self.active_requests} requests, its maximum: try again soon."
+            )
+        self.active_requests += 1
         try:
-            body = await self._body(headers, receive)
+            body = await self._read_body(headers, receive)
             if body is not None:
                 await self.app(scope, _replay(body, receive), send)
         finally:
-            self.at_work -= 1
+            self.active_requests -= 1
 
     def _check_host(self, host: str) -> None:
         name = host[: host.rindex(":")] if host.rpartition(":")[2].isdecimal() else host
         if self.hosts is not None and name.strip("[]").lower() not in self.hosts:
-            raise Refused(
-                400, f"this server does not answer to the name '{name[:100]}'; use the address it was started with"
+            raise RequestError(
+                400, f"Unknown host name '{name[:100]}': use the address that the server was started with."
             )
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
-        """Return the whole body, or None if its sender has gone."""
-        most = self.limits.megabytes * 2**20
+    async def _read_body(self, headers: dict[str, str], receive: Receive) -> bytes | None:
+        """Return the whole body, or None if the client has disconnected."""
+        max_bytes = self.limits.megabytes * 2**20
         declared = headers.get("content-length", "0")
-        too_large = Refused(
-            413, f"the request is larger than {self.limits.megabytes} MiB; send fewer or smaller images"
+        too_large = RequestError(
+            413, f"The request is larger than {self.limits.megabytes} MiB: send fewer or smaller images."
         )
-        if declared.isdecimal() and int(declared) > most:
+        if declared.isdecimal() and int(declared) > max_bytes:
             raise too_large
         body = bytearray()
         try:
@@ -107,17 +110,19 @@ class RequestGuard:
                     if message["type"] == "http.disconnect":
                         return None
                     body += message.get("body", b"")
-                    if len(body) > most:
+                    if len(body) > max_bytes:
                         raise too_large
                     if not message.get("more_body"):
                         return bytes(body)
         except TimeoutError:
-            sentence = f"the images did not arrive within {self.limits.seconds:g} seconds; send fewer or smaller ones"
-            raise Refused(408, sentence) from None
+            raise RequestError(
+                408,
+                f"The images did not arrive within {self.limits.seconds:g} seconds: send fewer or smaller images.",
+            ) from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a function that gives the body at once, and then whatever comes."""
+    """Return a receive function that gives the whole body first, then whatever the client sends."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:
@@ -126,30 +131,30 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _strict(send: Send) -> Send:
-    """Return a function that sends with the headers of every reply."""
-    extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+def _with_security_headers(send: Send) -> Send:
+    """Return a send function that adds the security headers."""
+    extra = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 
-    async def strictly(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message.get("headers", []), *extra]
         await send(message)
 
-    return strictly
+    return send_with_headers
 
 
-async def _let_go(receive: Receive) -> None:
-    """Read the rest of a body and keep nothing of it."""
+async def _drain(receive: Receive) -> None:
+    """Read the rest of a body and discard it."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect" or not message.get("more_body"):
             return
 
 
-async def _reply(send: Send, refused: Refused) -> None:
-    body = json.dumps({"error": str(refused)}).encode()
+async def _send_error(send: Send, error: RequestError) -> None:
+    body = json.dumps({"error": str(error)}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refused.status == 503:
+    if error.status == 503:
         headers.append((b"retry-after", b"1"))
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Replies: what the server says, as data whose form the OpenAPI document shows."""
+"""Schemas of the server's JSON replies; FastAPI shows them in the OpenAPI document."""
 
 from typing import Any
 
@@ -6,96 +6,99 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TaskReply(BaseModel):
-    """What one subnetwork says about an image. `share` is the softmax of all scores, as long as a bar should be."""
+    """The prediction of one task's subnetwork for an image."""
 
-    task: int = Field(description="From 1, in the order of learning.")
-    score: float | None = Field(description="The selector's score of this task; the highest wins.")
-    share: float | None = Field(description="The softmax of the scores of all tasks.")
-    class_: str | int = Field(serialization_alias="class", description="What this subnetwork would call the image.")
-    confidence: float | None = Field(description="The softmax share of that class in this task.")
+    task: int = Field(description="Task number, from 1, in order of learning.")
+    score: float | None = Field(description="The selector's score; the task with the highest score is selected.")
+    share: float | None = Field(description="Softmax over the scores of all tasks.")
+    class_: str | int = Field(serialization_alias="class", description="The class that this subnetwork predicts.")
+    confidence: float | None = Field(description="Softmax probability of that class within the task.")
 
 
 class ImageReply(BaseModel):
-    """What an image is: its class, its task, and what every subnetwork says; or an error, and all of that is null."""
+    """The prediction for one image, or an error, in which case the other fields are null."""
 
-    model_config = ConfigDict(json_schema_serialization_defaults_required=True)  # null, but never left out
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)  # fields may be null, never missing
 
-    file: str = Field(description="The name that the file came with.")
+    file: str = Field(description="Name of the uploaded file.")
     error: str | None = Field(
-        default=None, description="Why this image has no answer, in one sentence; null if it has one."
+        default=None, description="Why there is no prediction for this image, in one sentence; otherwise null."
     )
     class_: str | int | None = Field(
-        default=None, serialization_alias="class", description="What it is; null if it is unknown."
+        default=None, serialization_alias="class", description="Predicted class; null for an unknown image."
     )
     unknown: bool | None = Field(
-        default=None, description="Whether it looks like none that was learned; `task` is then the nearest."
+        default=None, description="True if the image resembles no learned class; 'task' is then the closest task."
     )
-    task: int | None = Field(default=None, description="The task it was found in, from 1, in the order of learning.")
+    task: int | None = Field(default=None, description="Selected task, from 1, in order of learning.")
     share: float | None = Field(
-        default=None, description="The task's share of the scores of all tasks; 1 if the task was told."
+        default=None,
+        description="Softmax over the scores of all tasks, for the selected task; 1 if the request gives the task.",
     )
     confidence: float | None = Field(
-        default=None, description="The softmax share of the class in the task; 1 if the task has no other."
+        default=None, description="Softmax probability of the class within the task; 1 if the task has one class."
     )
-    tasks: list[TaskReply] | None = Field(default=None, description="What every subnetwork says.")
+    tasks: list[TaskReply] | None = Field(default=None, description="The prediction of every task's subnetwork.")
 
 
 class PredictReply(BaseModel):
-    """The images in the order they came."""
+    """Predictions in the order of the uploaded images."""
 
     images: list[ImageReply]
-    group: bool = Field(description="Whether all images were taken to share a task.")
-    selector: str = Field(description="What scored the tasks.")
+    group: bool = Field(description="True if all images were assumed to share a task.")
+    selector: str = Field(description="Name of the selector that scored the tasks.")
 
 
-class UnreadReply(PredictReply):
-    """None of the images could be read."""
+class UnreadableReply(PredictReply):
+    """The reply if no image could be read."""
 
     error: str = Field(description="The error of the first image.")
 
 
 class TaskInfo(BaseModel):
-    """A task that was learned."""
+    """A learned task."""
 
-    task: int = Field(description="From 1, in the order of learning.")
-    classes: list[str | int] = Field(description="Their names.")
-    density: float = Field(description="The share of all shared weights that its subnetwork uses.")
-    fingerprint: str = Field(description="Digest of its tensors; nothing learned later changes it.")
-    outputs: str = Field(description="Digest of its outputs on fixed inputs, on this machine.")
-    notes: dict[str, Any] = Field(description="What was noted when it was learned.")
+    task: int = Field(description="Task number, from 1, in order of learning.")
+    classes: list[str | int] = Field(description="Names of its classes.")
+    density: float = Field(description="Fraction of the shared weights that its subnetwork uses.")
+    fingerprint: str = Field(description="Digest of its tensors; learning other tasks never changes it.")
+    outputs: str = Field(description="Digest of its outputs for fixed inputs on this machine.")
+    notes: dict[str, Any] = Field(description="Notes stored when it was learned.")
 
 
 class LimitsInfo(BaseModel):
-    """What the server accepts in one request."""
+    """Limits of one request."""
 
-    images: int = Field(description="Images in a request.")
-    megabytes: int = Field(description="MiB of a request.")
-    megapixels: int = Field(description="Millions of pixels in an image.")
+    images: int = Field(description="Maximum number of images in a request.")
+    megabytes: int = Field(description="Maximum size of a request in MiB.")
+    megapixels: int = Field(description="Maximum size of an image in millions of pixels.")
 
 
 class ModelReply(BaseModel):
-    """The model that answers."""
+    """The served model."""
 
-    file: str = Field(description="The name of the model file.")
+    file: str = Field(description="Name of the model file.")
     tasks: list[TaskInfo]
-    free: float = Field(description="The share of all shared weights that no task has taken.")
+    free: float = Field(description="Fraction of the shared weights that no task uses.")
     free_by_layer: dict[str, float] = Field(description="The same for each layer.")
-    image_size: int = Field(description="Images are scaled and cut to squares of so many pixels.")
-    selector: str = Field(description="What scores the tasks.")
+    image_size: int = Field(description="Images are scaled and cropped to squares of this many pixels a side.")
+    selector: str = Field(description="Name of the selector that scores the tasks.")
     limits: LimitsInfo
 
 
 class HealthReply(BaseModel):
-    """Whether the server answers with the model that is on the disk."""
+    """The state of the server."""
 
-    status: str = Field(description="'ok', or 'old model' where a changed file was refused and the old model kept.")
-    file: str = Field(description="The name of the model file.")
-    loaded: str = Field(description="When the model was loaded, in UTC.")
-    problem: str | None = Field(description="What is wrong with the file now on the disk; null if nothing is.")
-    at_work: int = Field(description="Requests being answered.")
+    status: str = Field(
+        description="'ok', or 'old model' if the model file changed, could not be loaded and the old model is in use."
+    )
+    file: str = Field(description="Name of the model file.")
+    loaded: str = Field(description="When the model was loaded (UTC).")
+    problem: str | None = Field(description="Why the current model file could not be loaded; otherwise null.")
+    at_work: int = Field(description="Number of requests being processed.")
 
 
 class ErrorReply(BaseModel):
-    """What is wrong with a request, in one sentence."""
+    """The reply to a rejected request."""
 
-    error: str = Field(description="What was expected, and what to do.")
+    error: str = Field(description="What is wrong and what to do, in one sentence.")

@@ -1,7 +1,7 @@
-"""Hosting: a model that answers for as long as the server runs, and is read again when its file changes.
+"""The model that the server predicts with; it is reloaded when its file changes.
 
-A new file is loaded and checked before it takes the place of the old model. One that is damaged changes nothing but
-what `problem` says.
+A changed file is loaded and checked before it replaces the old model. If it cannot be loaded, the old model stays in
+use, and `ServedModel.problem` says why.
 """
 
 import math
@@ -14,33 +14,35 @@ import torch
 from torch import Tensor
 
 from cps.data.examples import ClassName
-from cps.data.images import side_of
+from cps.data.images import square_size
 from cps.learner import Learner
 from cps.loading import Load, load
+from cps.network.outputs import Outputs
+from cps.network.shared import SharedNetwork
 from cps.runtime.devices import make_fabric
-from cps.selection.base import best_task, task_scores, task_shares
+from cps.selection.base import Oracle
 from cps.selection.groups import consecutive_groups
-from cps.selection.predict import classify
-from cps.selection.rejection import ROUGH
+from cps.selection.predict import Prediction, best_class, predict
+from cps.selection.rejection import FEW_HELD_OUT
 from cps.serve.middleware import Limits
 from cps.serve.schemas import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
 from cps.storage.reload import ReloadedFile
 
-LARGEST = 1024  # pixels of a side that a model may ask for
+MAX_IMAGE_SIZE = 1024  # pixels a side; a larger model would let small uploads take much memory
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to answer; `about` is the reply to who asks for it, as JSON."""
+    """A learner, the size of its images, the reply of GET /model as JSON, and when it was loaded."""
 
     learner: Learner
-    size: int
-    about: bytes
-    loaded: datetime
+    image_size: int
+    description: bytes
+    loaded_at: datetime
 
 
 class ServedModel:
-    """Holds the model of a file."""
+    """The model of a file, reloaded by `refresh` when the file changes."""
 
     def __init__(
         self, path: str | Path, limits: Limits, *, reject: float = 0.01, accelerator: str = "cpu", load: Load = load
@@ -48,51 +50,52 @@ class ServedModel:
         """`reject` is the share of known images that may be called unknown; `load` opens the file."""
         self.path, self.limits, self.reject = Path(path), limits, reject
         fabric = make_fabric(accelerator=accelerator)
-        self._followed = ReloadedFile(self.path, lambda: _hosted(load(self.path, fabric=fabric), self.path, limits))
+        self._file = ReloadedFile(self.path, lambda: _prepare(load(self.path, fabric=fabric), self.path, limits))
 
     @property
     def model(self) -> LoadedModel:
-        """The model that answers."""
-        return self._followed.made
+        """The model in use."""
+        return self._file.value
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the file now on the disk, if anything is."""
-        return self._followed.problem
+        """Why the current file could not be loaded, or None."""
+        return self._file.problem
 
     def refresh(self) -> bool:
-        """Read the file again if it has changed, and say whether a new model answers now."""
-        return self._followed.refresh()
+        """Reload the file if it has changed; return True if a new model is in use."""
+        return self._file.refresh()
 
     def predict(
         self, model: LoadedModel, images: Tensor, names: Sequence[str], *, group: bool, task: int | None = None
     ) -> list[ImageReply]:
-        """Return what the model says about images (N, 3, size, size).
+        """Return a reply for each of the images (N, 3, size, size), which have these file names.
 
-        As a group, all share a task; it is that `task`, from 0, if it is told.
+        With `group`, all images are assumed to share a task. `task` gives their task, from 0.
         """
-        size = len(images) if group else 1
+        group_size = len(images) if group else 1
         with model.learner.network.in_use():
-            return _replies(model.learner, images, names, group_size=size, task=task, reject=self.reject)
+            return _predict(model.learner, images, names, group_size=group_size, task=task, reject=self.reject)
 
 
-def _hosted(learner: Learner, path: Path, limits: Limits) -> LoadedModel:
-    """Let a model look at a blank image, so that the first request finds everything ready."""
-    learner.network.warned.add(ROUGH)  # which `cps learn` has said
+def _prepare(learner: Learner, path: Path, limits: Limits) -> LoadedModel:
+    """Check a learner and run it once on a blank image, so that the first request is not slow."""
+    learner.network.mute(FEW_HELD_OUT)  # `cps learn` has warned already
     shape = learner.network.input_shape
     if not learner.network.subnetworks or shape is None:
-        raise ValueError(f"'{path}' has learned nothing yet; there is nothing to serve")
-    side = side_of(shape)
-    if side is None or side > LARGEST:
+        raise ValueError(f"'{path}' has learned no task yet; learn one before serving it")
+    size = square_size(shape)
+    if size is None or size > MAX_IMAGE_SIZE:
         raise ValueError(
-            f"'{path}' was learned with images {shape}; served are colour images (3, size, size), size <= {LARGEST}"
+            f"cannot serve '{path}': its images must be colour images (3, size, size) with size <= {MAX_IMAGE_SIZE}, "
+            f"got {shape}"
         )
-    _replies(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
-    about = _about(path, learner, limits).model_dump_json(by_alias=True).encode()
-    return LoadedModel(learner, side, about, datetime.now(UTC))
+    _predict(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
+    description = _describe(path, learner, size, limits).model_dump_json(by_alias=True).encode()
+    return LoadedModel(learner, size, description, datetime.now(UTC))
 
 
-def _replies(
+def _predict(
     learner: Learner,
     images: Tensor,
     names: Sequence[str],
@@ -101,43 +104,48 @@ def _replies(
     task: int | None = None,
     reject: float = 0.0,
 ) -> list[ImageReply]:
-    network, selector = learner.network, learner.selectors[0]
+    network, selector = learner.network, learner.config.selectors[0]
     evidence = learner.evidence(images)
-    groups, statistics = consecutive_groups(len(images), group_size), network.statistics(selector.name)
-    by_group = task_scores(selector, evidence, statistics, groups.to(network.device))  # (groups, tasks)
-    found = best_task(by_group)[groups] if task is None else torch.full_like(groups, task)
-    chosen = classify(network, evidence, found, reject=reject)
-    every = [classify(network, evidence, torch.full_like(groups, each)) for each in range(len(evidence))]
-    confidence = [said.confidence.tolist() for said in every]
-    scores, shares = by_group[groups].tolist(), task_shares(by_group, torch.bincount(groups))[groups].tolist()
-    replies = []
-    for index, name in enumerate(names):
-        tasks = [
-            TaskReply(
-                task=each + 1,
-                score=_number(scores[index][each]),
-                share=_number(shares[index][each]),
-                class_=_name(said.classes[index]),
-                confidence=_number(confidence[each][index]),
-            )
-            for each, said in enumerate(every)
-        ]
-        is_unknown = chosen.classes[index] is None
-        replies.append(
-            ImageReply(
-                file=name,
-                class_=None if is_unknown else _name(chosen.classes[index]),
-                unknown=is_unknown,
-                task=int(chosen.tasks[index]) + 1,
-                share=1.0 if task is not None else tasks[int(chosen.tasks[index])].share,
-                confidence=_number(chosen.confidence[index]),
-                tasks=tasks,
-            )
+    outputs = evidence.compute()  # the forward pass of every subnetwork
+    groups = consecutive_groups(len(images), group_size, network.device)
+    selected = predict(network, evidence, selector, groups, reject=reject)
+    prediction = selected if task is None else predict(network, evidence, Oracle(task), groups, reject=reject)
+    tasks = _task_replies(network, outputs, selected)
+    return [
+        ImageReply(
+            file=name,
+            class_=None if class_name is None else _encodable(class_name),
+            unknown=class_name is None,
+            task=int(prediction.tasks[index]) + 1,
+            share=_finite(float(prediction.share[index])),
+            confidence=_finite(float(prediction.confidence[index])),
+            tasks=tasks[index],
         )
+        for index, (name, class_name) in enumerate(zip(names, prediction.classes, strict=True))
+    ]
+
+
+def _task_replies(network: SharedNetwork, outputs: Sequence[Outputs], prediction: Prediction) -> list[list[TaskReply]]:
+    """Return for each image what every subnetwork predicts, with the task scores of `prediction`."""
+    scores, shares = prediction.task_scores.tolist(), prediction.task_shares.tolist()
+    replies: list[list[TaskReply]] = [[] for _ in scores]
+    for task, (subnetwork, output) in enumerate(zip(network.subnetworks, outputs, strict=True)):
+        confidence, best = best_class(output.logits.cpu())
+        for index, (name, value) in enumerate(zip(subnetwork.names(best), confidence.tolist(), strict=True)):
+            replies[index].append(
+                TaskReply(
+                    task=task + 1,
+                    score=_finite(scores[index][task]),
+                    share=_finite(shares[index][task]),
+                    class_=_encodable(name),
+                    confidence=_finite(value),
+                )
+            )
     return replies
 
 
-def _about(path: Path, learner: Learner, limits: Limits) -> ModelReply:
+def _describe(path: Path, learner: Learner, size: int, limits: Limits) -> ModelReply:
+    """Return the reply of GET /model."""
     network = learner.network
     tasks = []
     for task, subnetwork in enumerate(network.subnetworks):
@@ -145,11 +153,11 @@ def _about(path: Path, learner: Learner, limits: Limits) -> ModelReply:
         tasks.append(
             TaskInfo(
                 task=task + 1,
-                classes=[_name(name) for name in subnetwork.classes],
+                classes=[_encodable(name) for name in subnetwork.classes],
                 density=network.density(task),
                 fingerprint=fingerprint.tensors,
                 outputs=fingerprint.outputs,
-                notes=subnetwork.notes,
+                notes=dict(subnetwork.notes),
             )
         )
     return ModelReply(
@@ -157,19 +165,17 @@ def _about(path: Path, learner: Learner, limits: Limits) -> ModelReply:
         tasks=tasks,
         free=network.free_share(),
         free_by_layer=network.free(),
-        image_size=(network.input_shape or (0,))[-1],
-        selector=learner.selectors[0].name,
+        image_size=size,
+        selector=learner.config.selectors[0].name,
         limits=LimitsInfo(images=limits.images, megabytes=limits.megabytes, megapixels=limits.megapixels),
     )
 
 
-def _number(value: Tensor) -> float | None:
-    """Return a number that JSON can hold, or None."""
-    number = float(value)
+def _finite(number: float) -> float | None:
+    """Return a finite number, or None: JSON has no NaN or infinity."""
     return number if math.isfinite(number) else None
 
 
-def _name(name: ClassName | None) -> str | int:
-    """Return a class name that any text can hold; a file may name a class by half a character."""
-    assert name is not None
+def _encodable(name: ClassName) -> ClassName:
+    """Return a class name that UTF-8 can encode: a model file may contain a lone surrogate."""
     return name.encode("utf-8", "replace").decode() if isinstance(name, str) else name

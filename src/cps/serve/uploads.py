@@ -1,4 +1,4 @@
-"""Uploads: image files from outside become pixels, within bounds, and none of their names is ever a path."""
+"""Decode uploaded image files within limits. Their names are used in messages only, never as paths."""
 
 import io
 
@@ -6,12 +6,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cps.data.decode import FORMATS, LARGEST, ImageError, decode_image
+from cps.data.decode import FORMATS, MAX_PIXELS, ImageError, decode_image
 from cps.serve.middleware import Limits
 
 
 class Upload(io.BytesIO):
-    """The content of an uploaded file, which prints as the name it came with."""
+    """The content of an uploaded file; `str` gives the name it was sent with."""
 
     def __init__(self, name: str, content: bytes):
         super().__init__(content)
@@ -20,31 +20,29 @@ class Upload(io.BytesIO):
     def __str__(self) -> str:
         return self.label
 
-    __repr__ = __str__
 
-
-def pixels_of(upload: Upload, size: int, limits: Limits) -> Tensor:
-    """Return an uploaded image as bytes of shape (3, size, size); raise `ImageError` for what is none."""
+def decode_upload(upload: Upload, size: int, limits: Limits) -> Tensor:
+    """Return an uploaded image as uint8 pixels (3, size, size); raise `ImageError` if it cannot be read."""
     if not upload.getbuffer().nbytes:
-        raise ImageError(f"'{upload}' is empty; send an image file")
+        raise ImageError(f"'{upload}' is empty: send an image file.")
     try:
         with Image.open(upload, formats=FORMATS) as opened:
             width, height = opened.size
-            opened.draft("RGB", (size, size))  # JPEG decodes at a fraction of its size
+            opened.draft("RGB", (size, size))  # JPEG is decoded at a fraction of its size
             pixels = opened.width * opened.height
     except Image.DecompressionBombError:
-        raise ImageError(f"'{upload}' has more pixels than can be read safely; send a smaller image") from None
-    except Exception:  # decoders raise whatever they like
+        raise ImageError(f"'{upload}' has too many pixels to be read safely: send a smaller image.") from None
+    except Exception:  # decoders raise exceptions of any type
         raise ImageError(
-            f"'{upload}' is not an image that can be read; send JPEG, PNG, WebP, GIF, BMP, TIFF or PPM"
+            f"'{upload}' is not an image in a supported format: send JPEG, PNG, WebP, GIF, BMP, TIFF or PPM."
         ) from None
-    most = min(limits.megapixels * 10**6, LARGEST)
-    if pixels > most:
+    max_pixels = min(limits.megapixels * 10**6, MAX_PIXELS)
+    if pixels > max_pixels:
         raise ImageError(
-            f"'{upload}' has {width} x {height} pixels, more than {most // 10**6} million; send a smaller image"
+            f"'{upload}' has {width} x {height} pixels, more than {max_pixels // 10**6} million: send a smaller image."
         )
     upload.seek(0)
     try:
         return torch.from_numpy(decode_image(upload, size))
     except Exception:
-        raise ImageError(f"'{upload}' is damaged, or cut short; send it again or open and save it anew") from None
+        raise ImageError(f"'{upload}' is damaged or incomplete: send it again, or open it and save it again.") from None
