@@ -3,13 +3,16 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: demo test bench clean
+.PHONY: demo test fast bench clean
 
 demo: $(VENV)/installed  ## learn the digits, task after task, and show what came out
 	$(BIN)/cps bench digits
 
 test: $(VENV)/installed  ## every check: style, types, tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+fast: $(VENV)/installed  ## the tests that take less than two seconds each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 bench: $(VENV)/installed  ## measure speed and memory against plain PyTorch, in the same run
 	$(BIN)/python -m benchmarks

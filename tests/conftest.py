@@ -6,7 +6,7 @@ import torch
 
 import cps
 from cps.runtime.devices import make_fabric
-from samples import ACCELERATOR, conv_net
+from samples import ACCELERATOR, conv_net, make_task
 
 hypothesis.settings.register_profile("steady", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("steady")
@@ -32,3 +32,20 @@ def make_learner(fabric):
         return cps.Learner(backbone or conv_net(), **{**quick, **settings})
 
     return make
+
+
+@pytest.fixture(scope="module")
+def learned(fabric):
+    """Return a learner of one task with classes 0 and 1; tests must not change it."""
+    torch.manual_seed(0)
+    quick = cps.Training(1, batch_size=16)
+    learner = cps.Learner(conv_net(), rounds=1, train=quick, retrain=quick, fabric=fabric)
+    learner.learn(make_task(0))
+    return learner
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Name the skipped tests whose reason is that nothing was tested; pytest itself lists reasons only with -rs."""
+    for report in terminalreporter.stats.get("skipped", []):
+        if "NOT TESTED" in str(report.longrepr):
+            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", yellow=True)

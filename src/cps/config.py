@@ -29,7 +29,7 @@ CAPACITY = Capacity()
 
 @dataclass(frozen=True)
 class LearnerConfig:
-    """All settings of a learner that a model file holds. None stands for the default.
+    """All settings of a learner that a model file holds. None stands for a default object, such as `NNrelief()`.
 
     Constructing it checks every setting: `TypeError` for a wrong type, `ValueError` for a wrong value.
     """
@@ -49,7 +49,7 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is None:
+            if value is None and field.name not in _REQUIRED:
                 object.__setattr__(self, field.name, field.default)
             else:
                 _check(field.name, value)
@@ -64,6 +64,7 @@ class LearnerConfig:
 
 SETTINGS = tuple(field.name for field in fields(LearnerConfig))
 INTEGERS = {"rounds": 0, "prune_images": 1, "seed": 0}  # and the smallest value of each
+_REQUIRED = {*INTEGERS, "selectors"}  # None is an error here, in a file too
 _INSTANCES = {"train": Training, "retrain": Training, "normalize": Normalize, "capacity": Capacity}
 _FUNCTIONS = {  # and what else they need to have
     "pruner": ("cps.NNrelief()", ""),

@@ -185,10 +185,10 @@ class Learner:
         """
         images = as_images(images)
         with self.network.in_use():
-            evidence = self.evidence(images)
-            evidence.compute(None if task is None else [task])  # the forward pass: all subnetworks, or the given one
+            evidence, selector = self.evidence(images), self._selector(selector, task)
             groups = consecutive_groups(len(images), group_size, self.network.device)
-            return predict(self.network, evidence, self._selector(selector, task), groups, reject=reject)
+            evidence.compute(None if task is None else [task])  # the forward pass: all subnetworks, or the given one
+            return predict(self.network, evidence, selector, groups, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:
         """Return a stream, which predicts images in order of arrival and remembers which task they probably are of."""

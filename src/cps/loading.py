@@ -12,7 +12,7 @@ from cps.config import SETTINGS, LearnerConfig
 from cps.data.rotations import check_rotations
 from cps.learner import Learner
 from cps.network.backbones import Builtin
-from cps.network.model_file import fill, read_model
+from cps.network.model_file import fill_network, read_model
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
@@ -52,7 +52,7 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
         raise FileError(f"'{path}' has damaged settings: {error}") from None
     learner = Learner(architecture if backbone is None else backbone, **stored, **settings)
     learner.network.to(torch.device("cpu"))
-    fill(learner.network, path, header, tensors)
+    fill_network(learner.network, path, header, tensors)
     _check_shapes(learner.network, path)
     learner.network.to(learner.fabric.device)
     check_rejection_statistics(learner.network, path)

@@ -1,4 +1,4 @@
-"""What every pruner and every selector must do, ours or yours: call these from your own tests."""
+"""Checks that every pruner and selector must pass, including your own: call them from your tests."""
 
 import torch
 from torch import Tensor, nn
@@ -7,13 +7,13 @@ from cps.network.backbones import SmallConvNet
 from cps.network.masks import Masks, full_masks, is_subset
 from cps.network.outputs import Evidence, Outputs
 from cps.network.subnetwork import Subnetwork
-from cps.pruning.nnrelief import Pruner
+from cps.pruning.base import Pruner
 from cps.selection.base import GraphSelector, Selector
 from cps.selection.groups import consecutive_groups
 
 
 def check_pruner(pruner: Pruner) -> None:
-    """Raise `AssertionError` with the reason if a pruner breaks a rule that the learner relies on."""
+    """Raise `AssertionError` if a pruner breaks a rule that the learner relies on."""
     for backbone, batches in _networks():
         masks = full_masks({n: p for n, p in backbone.named_parameters() if p.ndim > 1}, on=True)
         before = {name: value.clone() for name, value in backbone.state_dict().items()}
@@ -21,35 +21,36 @@ def check_pruner(pruner: Pruner) -> None:
         _require(isinstance(first, dict), f"a pruner must return masks by name, got {type(first).__name__}")
         _require(set(first) == set(masks), "a pruner must return a mask for every weight it was given")
         for name, mask in first.items():
-            fits = mask.shape == masks[name].shape and mask.dtype == torch.bool
-            _require(fits, f"the mask of '{name}' must stay bool {tuple(masks[name].shape)}")
+            is_valid = mask.shape == masks[name].shape and mask.dtype == torch.bool
+            _require(is_valid, f"the mask of '{name}' must be a bool tensor of shape {tuple(masks[name].shape)}")
         _require(is_subset(first, masks), "a pruner must only switch connections off")
-        _require(any(bool(mask.any()) for mask in first.values()), "a pruner must leave something")
-        _require(_same(before, backbone.state_dict()), "a pruner must not change the backbone")
-        _require(all(bool(mask.all()) for mask in masks.values()), "a pruner must not change the masks it gets")
+        _require(any(bool(mask.any()) for mask in first.values()), "a pruner must keep at least one connection")
+        _require(_are_equal(before, backbone.state_dict()), "a pruner must not change the backbone")
+        _require(all(bool(mask.all()) for mask in masks.values()), "a pruner must not change the masks it is given")
         again = pruner(backbone, dict(masks), batches)
-        _require(_same(first, again), "a pruner must return the same masks for the same network and images")
-        _apply(backbone, first)
+        _require(_are_equal(first, again), "a pruner must return the same masks for the same network and images")
+        _apply_masks(backbone, first)
         second = pruner(backbone, dict(first), batches)
-        _require(is_subset(second, first), "a second round must not bring connections back")
+        _require(is_subset(second, first), "a second round must not switch connections on again")
 
 
 def check_selector(selector: Selector) -> None:
-    """Raise `AssertionError` with the reason if a selector breaks a rule that the learner relies on."""
+    """Raise `AssertionError` if a selector breaks a rule that the learner relies on."""
     draws = torch.Generator().manual_seed(0)
     subnetworks = [_subnetwork(classes, draws) for classes in (2, 3, 2)]
     statistics = []
     for task, subnetwork in enumerate(subnetworks):
-        seen = _evidence(subnetworks[: task + 1], draws, images=40)
-        kept = selector.observe(subnetwork, seen, torch.arange(40) % len(subnetwork.classes), statistics)
+        evidence = _evidence(subnetworks[: task + 1], draws, images=40)
+        kept = selector.observe(subnetwork, evidence, torch.arange(40) % len(subnetwork.classes), statistics)
         _require(
             all(isinstance(key, str) and isinstance(value, Tensor) for key, value in kept.items()),
-            "a selector must keep tensors by name, and nothing else",
+            "`observe` must return a dict of tensors by name",
         )
         kept = {key: value.float() for key, value in kept.items()}  # as the learner and a model file do
         largest = max((value.numel() for value in kept.values()), default=0)
         _require(
-            largest < 40 * 8 * (task + 1), "a selector must keep numbers about a task, not its images or their features"
+            largest < 40 * 8 * (task + 1),
+            "`observe` must return statistics of a task, not its images or their features",
         )
         statistics.append(kept)
     evidence = _evidence(subnetworks, draws, images=7)
@@ -59,27 +60,28 @@ def check_selector(selector: Selector) -> None:
         _require(bool(torch.isfinite(scores).all()), "scores must be finite")
         again = selector(evidence, statistics, consecutive_groups(7, size))
         _require(torch.equal(scores, again), "the same evidence must give the same scores")
-    alone = selector(evidence, statistics, torch.arange(7))
-    shuffled = torch.tensor([4, 2, 6, 0, 1, 5, 3])
-    moved = Evidence(lambda tasks: [Outputs(*(part[shuffled] for part in evidence[task])) for task in tasks], 3)
-    same = torch.allclose(selector(moved, statistics, torch.arange(7)), alone[shuffled], atol=1e-5)
-    _require(same, "the score of a group must not depend on the other groups or on its place")
+    singles = selector(evidence, statistics, torch.arange(7))  # scores of groups of one image
+    order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
+    shuffled = Evidence.of([Outputs(*(part[order] for part in outputs)) for outputs in evidence])
+    are_same = torch.allclose(selector(shuffled, statistics, torch.arange(7)), singles[order], atol=1e-5)
+    _require(are_same, "the score of a group must not depend on other groups or on the order of groups")
     if isinstance(selector, GraphSelector):
-        in_graph = selector.alone(list(evidence), selector.ready(statistics))
-        close = torch.allclose(in_graph, alone, rtol=1e-3, atol=1e-4)
-        _require(close, "`alone` must give the scores that a call with groups of one gives")
-    fewer = selector(evidence.until(2), statistics[:2], torch.arange(7))
-    _require(tuple(fewer.shape) == (7, 2), "a selector must work for the first tasks alone")
+        exported = selector.score_images(list(evidence), selector.precompute(statistics))
+        are_close = torch.allclose(exported, singles, rtol=1e-3, atol=1e-4)
+        _require(are_close, "`score_images` must return the scores of a call with groups of one")
+    fewer = selector(evidence.first(2), statistics[:2], torch.arange(7))
+    _require(tuple(fewer.shape) == (7, 2), "a selector must accept the evidence and statistics of the first tasks only")
 
 
-def _require(holds: bool, rule: str) -> None:
-    if not holds:
+def _require(condition: bool, rule: str) -> None:
+    if not condition:
         raise AssertionError(rule)
 
 
 def _networks() -> list[tuple[nn.Module, list[Tensor]]]:
+    """Return small networks with batches of images for them."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # and no GPU, which nobody would put back
+        torch.default_generator.manual_seed(0)  # the CPU only: `fork_rng` restores no GPU here
         conv = SmallConvNet(channels=2, widths=(4, 6))
         dense = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6))
         return [(conv.eval(), [torch.randn(8, 2, 6, 6)]), (dense.eval(), [torch.randn(8, 5), torch.randn(4, 5)])]
@@ -99,15 +101,15 @@ def _evidence(subnetworks: list[Subnetwork], draws: torch.Generator, *, images: 
         features = torch.randn(images, 8, generator=draws)
         logits = features @ subnetwork.head["weight"].T + subnetwork.head["bias"]
         outputs.append(Outputs(features, logits))
-    return Evidence(lambda tasks: [outputs[task] for task in tasks], len(outputs))
+    return Evidence.of(outputs)
 
 
-def _same(first: dict[str, Tensor] | Masks, second: dict[str, Tensor] | Masks) -> bool:
+def _are_equal(first: dict[str, Tensor] | Masks, second: dict[str, Tensor] | Masks) -> bool:
     return set(first) == set(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
 @torch.no_grad()
-def _apply(backbone: nn.Module, masks: Masks) -> None:
+def _apply_masks(backbone: nn.Module, masks: Masks) -> None:
     for name, parameter in backbone.named_parameters():
         if name in masks:
             parameter.masked_fill_(~masks[name], 0.0)

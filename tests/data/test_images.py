@@ -1,4 +1,4 @@
-"""Images of any form become one tensor. Rejected images: see tests/test_bad_input.py."""
+"""Images of any form become one tensor. Images that raise: tests/network/test_input_checks.py."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Files written by version 0.1 before the rooms (commit 94f2097) still load, verify, resume and answer the same."""
+"""Files written by version 0.1 before the move into rooms (commit 94f2097) load, resume and predict the same."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from samples import ROUNDING, conv_net, make_task
 
 FILES = Path(__file__).parents[1] / "fixtures" / "version0"
 CLOSE = ROUNDING or {"rtol": 1e-4, "atol": 1e-5}
-ANSWERS = json.loads((FILES / "answers.json").read_text())
+EXPECTED = json.loads((FILES / "answers.json").read_text())
 IMAGES = torch.cat([task.test[0] for task in (make_task(0), make_task(10, classes=3))])
 
 
@@ -23,7 +23,7 @@ def learner(fabric):
     return cps.load(FILES / "two-tasks.model", conv_net(), fabric=fabric)
 
 
-def assert_answers(prediction, expected):
+def assert_predicts(prediction, expected):
     assert list(prediction.classes) == expected["classes"]
     assert prediction.tasks.tolist() == expected["tasks"]
     torch.testing.assert_close(prediction.share, torch.tensor(expected["share"]), **CLOSE)
@@ -31,63 +31,65 @@ def assert_answers(prediction, expected):
 
 
 def test_an_old_model_file_loads_with_every_setting(learner):
-    cascade, _, signature = learner.selectors
+    cascade, _, signature = learner.config.selectors
     assert (cascade.size, cascade.shrinkage, cascade.temperature) == (6, 0.05, 2.0)
     assert (cascade.logit_weight, cascade.covariance_pooling, cascade.mean_contraction) == (0.5, 0.75, 0.9)
     assert signature.norm == 1
-    assert learner.pruner == cps.NNrelief(0.8)
-    assert learner.train == cps.Training(3, cps.SGD(0.05), cps.Cosine(0.1), batch_size=16, loss=cps.Contrastive())
-    assert learner.augment == cps.Chain((cps.PadCrop(1), cps.Flip(), cps.Rotate(5.0)))
-    assert learner.rotations == cps.Rotations(flips=True)
-    assert learner.capacity == cps.Capacity(crowded=0.5, budget=0.8)
+    assert learner.config.pruner == cps.NNrelief(0.8)
+    assert learner.config.train == cps.Training(
+        3, cps.SGD(0.05), cps.Cosine(0.1), batch_size=16, loss=cps.Contrastive()
+    )
+    assert learner.config.augment == cps.Chain((cps.PadCrop(1), cps.Flip(), cps.Rotate(5.0)))
+    assert learner.config.rotations == cps.Rotations(flips=True)
+    assert learner.config.capacity == cps.Capacity(min_free=0.5, budget=0.8)
     assert learner.network.subnetworks[1].notes == {"learned": "2026-08-01"}
 
 
-def test_an_old_model_keeps_its_fingerprints_and_its_answers(learner):
-    for task, expected in enumerate(ANSWERS["fingerprints"]):
+def test_an_old_model_keeps_its_fingerprints_and_predictions(learner):
+    for task, expected in enumerate(EXPECTED["fingerprints"]):
         assert learner.fingerprint(task).tensors == expected["tensors"]
-    for outputs, expected in zip(learner.evidence(IMAGES), ANSWERS["logits"], strict=True):
+    for outputs, expected in zip(learner.evidence(IMAGES), EXPECTED["logits"], strict=True):
         torch.testing.assert_close(outputs.logits.cpu(), torch.tensor(expected), **CLOSE)
-    for selector in learner.selectors:
-        assert_answers(learner.predict(IMAGES, selector=selector), ANSWERS[selector.name])
-    assert list(learner.predict(IMAGES, reject=0.2).classes) == ANSWERS["reject"]
+    for selector in learner.config.selectors:
+        assert_predicts(learner.predict(IMAGES, selector=selector), EXPECTED[selector.name])
+    assert list(learner.predict(IMAGES, reject=0.2).classes) == EXPECTED["reject"]
 
 
-def test_an_old_model_saved_again_loads_with_the_same_answers(learner, tmp_path, fabric):
+def test_an_old_model_saved_again_predicts_the_same(learner, tmp_path, fabric):
     learner.save(tmp_path / "again.cps")
     again = cps.load(tmp_path / "again.cps", conv_net(), fabric=fabric)
-    assert again.selectors == learner.selectors
-    assert_answers(again.predict(IMAGES), ANSWERS[learner.selectors[0].name])
+    assert again.config.selectors == learner.config.selectors
+    assert_predicts(again.predict(IMAGES), EXPECTED[learner.config.selectors[0].name])
 
 
 def test_an_old_checkpoint_resumes_to_the_model_it_would_have_become(learner, tmp_path, fabric):
     path = shutil.copy(FILES / "second-task.checkpoint", tmp_path)
     epochs = []
-    resumed = cps.load(FILES / "one-task.model", conv_net(), fabric=fabric, watch=epochs.append)
+    resumed = cps.load(FILES / "one-task.model", conv_net(), fabric=fabric, on_epoch=epochs.append)
     resumed.learn(make_task(10, classes=3), checkpoint=path)
     assert (epochs[0].phase, epochs[0].epoch) == (1, 2)
     whole, again = learner.network.subnetworks[1], resumed.network.subnetworks[1]
     assert all(torch.equal(mask, again.masks[name]) for name, mask in whole.masks.items())
-    # A bias before a norm layer has no gradient but rounding, which Adam scales up, so values are compared as outputs.
+    # The gradient of a bias before a norm layer is rounding error, which Adam scales up. So outputs are compared.
     logits = [each.evidence(IMAGES)[1].logits for each in (learner, resumed)]
     torch.testing.assert_close(*logits, rtol=1e-2, atol=5e-3)
-    assert list(resumed.predict(IMAGES).classes) == ANSWERS["Cascade"]["classes"]
+    assert list(resumed.predict(IMAGES).classes) == EXPECTED["Cascade"]["classes"]
 
 
-def test_negative_control_an_old_checkpoint_of_other_settings_is_refused(tmp_path, fabric):
+def test_negative_control_an_old_checkpoint_of_other_settings_raises(tmp_path, fabric):
     path = shutil.copy(FILES / "second-task.checkpoint", tmp_path)
     resumed = cps.load(FILES / "one-task.model", conv_net(), fabric=fabric, prune_images=21)
     with pytest.raises(ValueError, match="prune_images"):
         resumed.learn(make_task(10, classes=3), checkpoint=path)
 
 
-def test_an_old_model_of_image_folders_verifies_and_answers(tmp_path, fabric):
+def test_an_old_model_of_image_folders_verifies_and_predicts(tmp_path, fabric):
     path = shutil.copy(FILES / "folder.model", tmp_path / "folder.cps")
     expected = json.loads((FILES / "folder-answers.json").read_text())
     learner = cps.load(path, fabric=fabric)
     draws = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (12, 3, 8, 8), generator=draws, dtype=torch.uint8)
-    assert_answers(learner.predict(images), expected)
+    assert_predicts(learner.predict(images), expected)
     for task, fingerprint in enumerate(expected["fingerprints"]):
         assert learner.fingerprint(task).tensors == fingerprint["tensors"]
     for command in ("verify", "inspect"):
@@ -97,7 +99,7 @@ def test_an_old_model_of_image_folders_verifies_and_answers(tmp_path, fabric):
     assert described["tasks"][0]["notes"]["accuracy"] == {"task found": 1.0, "task known": 1.0}
 
 
-def test_negative_control_other_bits_in_an_old_file_are_noticed(tmp_path, fabric):
+def test_negative_control_a_changed_bit_in_an_old_file_is_detected(tmp_path, fabric):
     content = bytearray((FILES / "two-tasks.model").read_bytes())
     content[-100] ^= 1
     (tmp_path / "damaged.cps").write_bytes(content)

@@ -27,6 +27,7 @@ def test_a_full_disk_raises_an_error_with_the_file_name_and_keeps_the_old_file(t
     assert [file.name for file in tmp_path.iterdir()] == ["graph.onnx"]
 
 
+@pytest.mark.slow
 def test_equal_content_gives_equal_bytes_in_every_process(tmp_path):
     """Each process may order the metadata differently, so one process is not enough to see this."""
     code = "import sys; from cps.storage import container; container.write(sys.argv[1], 'test', {'b': 1, 'a': 2}, {})"

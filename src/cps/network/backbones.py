@@ -1,7 +1,7 @@
 """Backbones: the networks of the paper, and a small one for small images. Each maps images to features.
 
-Any `nn.Module` made of convolutions, linear and norm layers serves as well. Those of the closed list `BUILTINS` can be
-named by a model file, which then needs nothing else to be opened.
+Any `nn.Module` made of convolutions, linear and norm layers works as well. A model file can name one of `BUILTINS`; it
+then loads without a backbone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from cps.storage.settings_codec import NumericSettings, setting
 
 
 class SmallConvNet(nn.Module):
-    """Three convolutions with batch norm for small images, such as 8x8 digits: images -> `widths[-1]` features."""
+    """Three convolutions with batch norm, for small images such as 8x8 digits: images -> `widths[-1]` features."""
 
     def __init__(self, channels: int = 1, widths: Sequence[int] = (32, 64, 64)):
         super().__init__()
@@ -37,7 +37,7 @@ class SmallConvNet(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions and a shortcut. The shortcut is a convolution, or free of parameters, where shapes change."""
+    """Two convolutions and a shortcut, which is a convolution or padding where the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int, *, shortcut: nn.Module, last_relu: bool):
         super().__init__()
@@ -56,14 +56,14 @@ class Block(nn.Module):
 
 
 class PadShortcut(nn.Module):
-    """A shortcut without parameters: every second pixel, and zeros for the channels that are missing."""
+    """A shortcut without parameters: every second pixel, with zeros for the missing channels."""
 
     def __init__(self, missing: int):
         super().__init__()
         self.missing = missing
 
     def forward(self, signal: Tensor) -> Tensor:
-        """Return the signal at half its size with more channels."""
+        """Return the signal at half its size, with `missing` more channels."""
         before = self.missing // 2
         return F.pad(signal[:, :, ::2, ::2], (0, 0, 0, 0, before, self.missing - before))
 
@@ -121,7 +121,7 @@ def resnet32(channels: int = 3) -> ResNet:
 
 
 def large_resnet18(channels: int = 3) -> nn.Module:
-    """Return torchvision's ResNet-18 without its head: a 7x7 stem and pooling, for images of 64 pixels and more."""
+    """Return torchvision's ResNet-18 without its head, for images of 64 pixels and more: a 7x7 stem and pooling."""
     from torchvision.models import resnet18 as torchvision_resnet18
 
     backbone = torchvision_resnet18()
@@ -148,7 +148,7 @@ BUILTINS: dict[str, Callable[[int], nn.Module]] = {
 @setting
 @dataclass(frozen=True)
 class Builtin(NumericSettings):
-    """A backbone of the closed list by its name: what a model file can hold, so that it opens without code."""
+    """A builtin backbone by name. A model file can hold it, so that the model loads without a backbone."""
 
     name: str
     channels: int = 3
@@ -160,10 +160,10 @@ class Builtin(NumericSettings):
         self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
 
     def __call__(self) -> nn.Module:
-        """Return a new backbone, initialised from torch's global generator."""
+        """Return a new backbone, initialised by torch's global generator."""
         return BUILTINS[self.name](self.channels)
 
     def make(self, seed: int) -> nn.Module:
-        """Return a new backbone whose initial weights depend on the seed alone."""
+        """Return a new backbone whose initial weights depend only on the seed."""
         with seeded(torch.device("cpu"), seed):
             return self()

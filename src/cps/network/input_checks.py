@@ -11,7 +11,7 @@ from cps.data.examples import ClassName, Examples, TensorExamples, as_examples
 from cps.data.normalize import image_range, is_pixel_range
 from cps.data.rotations import RotationScheme, check_rotations
 from cps.data.tasks import Scenario, Task
-from cps.network.backbone_checks import check_references, first_pass
+from cps.network.backbone_checks import check_forward, check_functional_call
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import local_labels
 from cps.runtime.text import first_line
@@ -85,9 +85,9 @@ def _run_first_images(examples: Examples, network: SharedNetwork, rotations: Rot
     _check_range(images, network)
     check_rotations(shape, rotations.num_rotations, rotations.flips)
     pixels = network.pixels(images[:2])
-    passed = first_pass(network.backbone, network.parts.shared, pixels)
+    passed = check_forward(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
-        check_references(network.backbone, pixels)
+        check_functional_call(network.backbone, pixels)
         if passed.uncalled:
             _make_private(passed.uncalled, network)
     network.set_input(shape, image_range(images))
@@ -105,9 +105,8 @@ def _sample(examples: Examples) -> Tensor:
 def _make_private(names: list[str], network: SharedNetwork) -> None:
     """Give every task its own copy of weights that are used without calling their layer."""
     if len(names) == len(network.weights):
-        raise ValueError(
-            f"the backbone calls none of its layers, so nothing can be pruned; call '{names[0].removesuffix('.weight')}'"
-        )
+        layer = names[0].removesuffix(".weight")
+        raise ValueError(f"the backbone calls none of its layers, so nothing can be pruned; call '{layer}'")
     log.warning(
         "'%s' (%d in all) is used without calling its layer, so it cannot be pruned; every task keeps its own copy",
         names[0], len(names),

@@ -1,6 +1,7 @@
-"""The model file: a shared network, its subnetworks and the settings it was learned with, in one file.
+"""The model file: a shared network, its subnetworks and the learner's settings, in one file.
 
-docs/file-format.md describes it.
+docs/file-format.md describes it. Names in the file never change, so some keys keep words that the code no longer uses:
+"mirrors" holds the tasks with `flips`, "turns" their `num_rotations`, and "fingerprints" the digests.
 """
 
 import json
@@ -26,7 +27,7 @@ def write_model(
 ) -> None:
     """Write the network and the learner's encoded settings to a model file.
 
-    Raise `RuntimeError` if a sealed subnetwork has changed.
+    Raise `RuntimeError` if a sealed subnetwork has changed, and `ValueError` if a note is not JSON data.
     """
     network.check_sealed()
     for index, subnetwork in enumerate(network.subnetworks):
@@ -35,7 +36,7 @@ def write_model(
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
     tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
     for index, subnetwork in enumerate(network.subnetworks):
-        tensors |= {f"task/{index}/{name}": value for name, value in _parts_of(subnetwork).items()}
+        tensors |= {f"task/{index}/{name}": value for name, value in _subnetwork_tensors(subnetwork).items()}
     header = {
         "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
         "statistics": [
@@ -54,7 +55,7 @@ def write_model(
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the header of a model file, its settings decoded, and its tensors."""
+    """Return the header of a model file, with its settings decoded, and its tensors. Raise `FileError` if damaged."""
     header, tensors = storage.read(path, "model")
     _check_header(path, header)
     try:
@@ -67,8 +68,8 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-class Content(NamedTuple):
-    """What the tensors of a model file hold."""
+class ModelContent(NamedTuple):
+    """The tensors of a model file, by what they are."""
 
     weights: dict[str, Tensor]
     initial: dict[str, Tensor]
@@ -76,49 +77,49 @@ class Content(NamedTuple):
     subnetworks: list[Subnetwork]
 
 
-def content_of(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Content:
-    """Return what is in a model file, checked as far as that can be done without its backbone."""
+def parse_model(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelContent:
+    """Return the content of a model file, checked as far as possible without its backbone."""
     shared, private = (
         {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
         for kind in ("weight/", "initial/")
     )
-    return _content(path, header, tensors, shared, private)
+    return _parse(path, header, tensors, shared, private)
 
 
-def fill(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Give a new network the weights and subnetworks of a model file, checking every tensor."""
+def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Set the weights and subnetworks of a new network from a model file, checking every tensor."""
     network.make_private([name for name in network.weights if f"initial/{name}" in tensors])
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
-    content = _content(path, header, tensors, network.weights, network.initial)
-    known = header.get("input_range")  # missing in early files
+    content = _parse(path, header, tensors, network.weights, network.initial)
+    input_range = header.get("input_range")  # missing in early files
     network.set_state(
         NetworkState(
             weights=content.weights,
             taken=content.taken,
             subnetworks=content.subnetworks,
             input_shape=tuple(header["input_shape"]) or None,
-            input_range=(known[0], known[1]) if known else None,
+            input_range=(input_range[0], input_range[1]) if input_range else None,
             initial=content.initial,
             parts=network.parts,
         )
     )
 
 
-def _content(
+def _parse(
     path: str | Path,
     header: dict[str, Any],
     tensors: dict[str, Tensor],
     shared: Mapping[str, Tensor],
     private: Mapping[str, Tensor],
-) -> Content:
-    """Return what is in a file for a network whose shared weights and private parts have these forms."""
+) -> ModelContent:
+    """Return the content of a file for a network whose shared and private tensors have these shapes and dtypes."""
     reader = _Reader(path, tensors)
     weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
     initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
     taken = reader.masks("taken", weights)
     subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
-    reader.refuse_leftovers()
+    reader.check_all_taken()
     if not is_subset(union_of((subnetwork.masks for subnetwork in subnetworks), weights), taken):
         raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
     for subnetwork in subnetworks:
@@ -126,12 +127,13 @@ def _content(
             subnetwork.check_sealed(weights)
         except RuntimeError as error:
             raise FileError(f"'{path}' is inconsistent: {error}") from None
-    return Content(weights, initial, taken, subnetworks)
+    return ModelContent(weights, initial, taken, subnetworks)
 
 
 def _subnetwork(
     reader: "_Reader", header: dict[str, Any], task: int, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]
 ) -> Subnetwork:
+    """Return the subnetwork of a task."""
     names, features = header["classes"][task], header["features"][task]
     outputs = len(names) * header["turns"].get(str(task), 1)
     head = {
@@ -144,30 +146,39 @@ def _subnetwork(
         for selector, keys in header["statistics"][task].items()
     }
     masks = reader.masks(f"task/{task}/mask", weights)
-    more = header["notes"][task], task in header["mirrors"], header["fingerprints"][task]
-    return Subnetwork(tuple(names), masks, private, head, statistics, *more)
+    return Subnetwork(
+        tuple(names),
+        masks,
+        private,
+        head,
+        statistics,
+        notes=header["notes"][task],
+        flips=task in header["mirrors"],
+        digest=header["fingerprints"][task],
+    )
 
 
 def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
-    """Refuse notes that a header cannot hold."""
+    """Raise `ValueError` for notes that are not JSON data."""
     for key, value in notes.items():
         try:
             json.dumps({key: value}, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"the note {key!r} of task {task} is not plain data: {error}") from None
+            raise ValueError(f"note {key!r} of task {task} must be JSON data: {error}") from None
 
 
-def _parts_of(subnetwork: Subnetwork) -> dict[str, Tensor]:
-    parts = {f"mask/{name}": pack(mask) for name, mask in subnetwork.masks.items()}
-    parts |= {f"private/{name}": value for name, value in subnetwork.private.items()}
-    parts |= {f"head/{name}": value for name, value in subnetwork.head.items()}
+def _subnetwork_tensors(subnetwork: Subnetwork) -> dict[str, Tensor]:
+    """Return the tensors of a subnetwork by their names in the file, without the prefix of the task."""
+    tensors = {f"mask/{name}": pack(mask) for name, mask in subnetwork.masks.items()}
+    tensors |= {f"private/{name}": value for name, value in subnetwork.private.items()}
+    tensors |= {f"head/{name}": value for name, value in subnetwork.head.items()}
     for selector, kept in subnetwork.statistics.items():
-        parts |= {f"statistics/{selector}/{key}": value for key, value in kept.items()}
-    return parts
+        tensors |= {f"statistics/{selector}/{key}": value for key, value in kept.items()}
+    return tensors
 
 
 class _Reader:
-    """Takes tensors out of a file one by one, each checked, and knows what is left over."""
+    """Takes tensors out of a file one by one, checks each, and finds those that are left over."""
 
     def __init__(self, path: str | Path, tensors: dict[str, Tensor]):
         self.path = path
@@ -181,7 +192,7 @@ class _Reader:
         if tuple(value.shape) != tuple(expected) or value.dtype != dtype:
             raise FileError(
                 f"'{self.path}' does not fit this backbone: tensor '{name}' is "
-                f"{_described(value.dtype, value.shape)}, expected {_described(dtype, expected)}"
+                f"{_describe(value.dtype, value.shape)}, expected {_describe(dtype, expected)}"
             )
         return value
 
@@ -194,19 +205,19 @@ class _Reader:
             masks[name] = unpack(packed, shape)
         return masks
 
-    def refuse_leftovers(self) -> None:
+    def check_all_taken(self) -> None:
         if self.rest:
             raise FileError(f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'")
 
 
-def _described(dtype: torch.dtype, shape: Sequence[int]) -> str:
+def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
 def _check_header(path: str | Path, header: dict[str, Any]) -> None:
-    """Refuse a header whose parts have the wrong form."""
+    """Raise `FileError` for a header whose parts have the wrong types or lengths."""
     lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints", "notes")]
-    well_formed = (
+    is_valid = (
         all(isinstance(part, list) and len(part) == len(lists[0] or []) for part in lists)
         and all(isinstance(notes, dict) for notes in header["notes"])
         and all(_all_are((str, int), names) for names in header["classes"])
@@ -221,15 +232,15 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
         and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])
     )
-    if not well_formed:
+    if not is_valid:
         raise FileError(f"'{path}' has a damaged header")
     names = [name for group in header["classes"] for name in group]
     if len(set(names)) != len(names) or not all(header["classes"]):
-        raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has none")
+        raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has no class")
 
 
 def _is_range(values: list[float]) -> bool:
-    """Say whether two finite numbers are in order; early files have none."""
+    """Return True for two finite numbers in order, or for an empty list, as in early files."""
     return not values or (len(values) == 2 and -math.inf < values[0] <= values[1] < math.inf)
 
 

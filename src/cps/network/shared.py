@@ -26,17 +26,17 @@ from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs
 from cps.network.partition import (
     Parts,
     copy_like,
-    move,
-    move_all,
+    make_contiguous,
+    move_module,
+    move_tensors,
     named_tensors,
-    own_memory,
     partition,
     put_channels_last,
     set_tensors,
 )
 from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
 from cps.runtime.devices import cuda_device, deterministic_cudnn, full_precision, without_autocast
-from cps.runtime.locks import CopyableLock
+from cps.runtime.process_state import CopyableLock
 from cps.storage.container import digest
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SharedNetwork:
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
         self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
-        own_memory(self.backbone)
+        make_contiguous(self.backbone)
         self.normalize = normalize
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
@@ -95,15 +95,15 @@ class SharedNetwork:
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
         self.clear_compact()
-        move(self.backbone, device)
+        move_module(self.backbone, device)
         if device.type == "cuda":
             put_channels_last(self.backbone)
         for tensors in (self.weights, self.initial, *(sub.private for sub in self.subnetworks)):
-            move_all(tensors, device, channels_last=device.type == "cuda")
+            move_tensors(tensors, device, channels_last=device.type == "cuda")
         for sub in self.subnetworks:
             for tensors in (sub.masks, sub.head, *sub.statistics.values()):
-                move_all(tensors, device)
-        move_all(self.taken, device)
+                move_tensors(tensors, device)
+        move_tensors(self.taken, device)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:

@@ -1,7 +1,6 @@
-"""What flows through a network: the signals that pruning looks at.
+"""Record the activations that pruning measures: inputs of layers, and the summands of residual connections.
 
-`activity_of` needs one forward pass over the images. It sees the inputs of every shared layer and every
-addition of two signals (a residual connection), in any module, without rewriting its forward.
+`record_activations` needs one forward pass over the images. It works on any module without rewriting its forward.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +21,7 @@ PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.I
 
 @dataclass
 class Branch:
-    """The output of a shared layer on its way through norm layers, and how many operations read it."""
+    """The output of a shared layer, after any norm layers, and the number of operations that read it."""
 
     weight: str
     channel_axis: int
@@ -30,13 +29,13 @@ class Branch:
     reads: int = 0
 
     def is_read_once(self) -> bool:
-        """Say whether all of the signal goes one way, from the layer to where it is now."""
+        """Return True if nothing else reads the signal between the layer and here."""
         return self.reads == 1 and (self.before is None or self.before.is_read_once())
 
 
 @dataclass
 class Addition:
-    """One addition seen in the forward pass: the sum over images of each summand's absolute value."""
+    """One addition in the forward pass: the sum over images of each summand's absolute value."""
 
     branches: tuple[Branch | None, Branch | None]
     sums: tuple[Tensor, Tensor]
@@ -44,12 +43,12 @@ class Addition:
 
 
 @dataclass
-class Activity:
-    """Signals over all images.
+class Activations:
+    """Activations over all images.
 
-    `inputs[name]` lists, for each call of that layer, the mean absolute input: (channels, height, width)
-    for `Conv2d`, (features,) for `Linear`, where every axis but the last is averaged over. `additions` hold
-    sums, since only their ratios matter, by the layers that meet and how often they have met before.
+    `inputs[name]` has an entry for each call of that layer: its mean absolute input, (channels, height, width) for
+    `Conv2d` and (features,) for `Linear`, where all axes but the last are averaged. `additions` holds sums, since only
+    their ratios matter. Its keys are the two layers that are added and how often they were added before.
     """
 
     inputs: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -57,57 +56,57 @@ class Activity:
 
 
 @torch.no_grad()
-def activity_of(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activity:
-    """Pass batches of pixels through the backbone in eval mode and return the signals."""
-    activity = Activity()
+def record_activations(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activations:
+    """Run batches of pixels through the backbone in eval mode and return the activations."""
+    activations = Activations()
     rows: dict[str, list[int]] = {}
     images = 0
     backbone.eval()
     for pixels in batches:
         calls: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in names}
-        watch = _AdditionWatch()
-        with _hooks(backbone, names, calls), watch:
-            backbone(pixels.clone())  # its first operation may work in place
+        recorder = _AdditionRecorder()
+        with _hooks(backbone, names, calls), recorder:
+            backbone(pixels.clone())  # a copy, since the first operation may work in place
         for name, sums in calls.items():
-            known = activity.inputs.setdefault(name, [torch.zeros_like(total) for total, _ in sums])
+            totals = activations.inputs.setdefault(name, [torch.zeros_like(total) for total, _ in sums])
             counts = rows.setdefault(name, [0] * len(sums))
             for index, (total, number) in enumerate(sums):
-                known[index] += total
+                totals[index] += total
                 counts[index] += number
-        _add_up(activity, watch.additions, len(pixels))
+        _accumulate(activations, recorder.additions, len(pixels))
         images += len(pixels)
-    for name, totals in activity.inputs.items():
-        activity.inputs[name] = [total / number for total, number in zip(totals, rows[name], strict=True)]
-    activity.additions = {key: seen for key, seen in activity.additions.items() if seen.images == images}
-    return activity
+    for name, totals in activations.inputs.items():
+        activations.inputs[name] = [total / number for total, number in zip(totals, rows[name], strict=True)]
+    activations.additions = {key: known for key, known in activations.additions.items() if known.images == images}
+    return activations
 
 
-class _AdditionWatch(TorchFunctionMode):
-    """Sees every torch operation of a forward pass: notes additions, counts who reads a branch."""
+class _AdditionRecorder(TorchFunctionMode):
+    """Intercepts every torch operation of a forward pass: records additions, and counts the readers of branches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.additions: list[Addition] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        adds = getattr(func, "__name__", "") in ADDITIONS
-        if adds:
-            self._note(args)
+        is_addition = getattr(func, "__name__", "") in ADDITIONS
+        if is_addition:
+            self._record(args)
         result = func(*args, **(kwargs or {}))
         if isinstance(result, (Tensor, tuple, list)) and not isinstance(result, torch.Size):
             for argument in tree_leaves((args, kwargs)):
-                self._count_read(argument, is_sum=adds, in_place=result is argument)
+                self._count_read(argument, is_addition=is_addition, in_place=result is argument)
         return result
 
-    def _count_read(self, argument: Any, *, is_sum: bool, in_place: bool) -> None:
+    def _count_read(self, argument: Any, *, is_addition: bool, in_place: bool) -> None:
         branch = getattr(argument, "_cps_branch", None) if isinstance(argument, Tensor) else None
-        if branch is None or (in_place and not is_sum):  # an activation in place: still the same signal
+        if branch is None or (in_place and not is_addition):  # an activation in place: still the same signal
             return
         branch.reads += 1
         if in_place:  # the tensor holds the sum from now on
             del argument._cps_branch  # pyright: ignore
 
-    def _note(self, summands: Sequence[Any]) -> None:
+    def _record(self, summands: Sequence[Any]) -> None:
         if len(summands) < 2 or not all(isinstance(summand, Tensor) for summand in summands[:2]):
             return
         first, second = summands[0], summands[1]
@@ -119,15 +118,15 @@ class _AdditionWatch(TorchFunctionMode):
 
 @contextmanager
 def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tuple[Tensor, int]]]) -> Iterator[None]:
-    """Record the inputs of the layers in `calls`, and mark their outputs as branches."""
+    """Record the inputs of the named layers in `calls`, and mark their outputs as branches."""
     handles = []
 
-    def watch_layer(name: str, layer: nn.Module) -> None:
+    def hook_layer(name: str, layer: nn.Module) -> None:
         def before(_module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            calls[name].append(_summed(layer, inputs[0] if inputs else named["input"]))
+            calls[name].append(_sum_input(layer, inputs[0] if inputs else named["input"]))
 
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            output._cps_branch = Branch(name, channel_axis_of(layer))  # pyright: ignore
+            output._cps_branch = Branch(name, output_channel_axis(layer))  # pyright: ignore
 
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(layer.register_forward_hook(after))
@@ -138,7 +137,7 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
             output._cps_branch = Branch(source.weight, source.channel_axis, source)  # pyright: ignore
 
     for name in names:
-        watch_layer(name, layer_of(backbone, name))
+        hook_layer(name, layer_of(backbone, name))
     for module in backbone.modules():
         if isinstance(module, PASS_THROUGH):
             handles.append(module.register_forward_hook(pass_on))
@@ -149,27 +148,28 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
             handle.remove()
 
 
-def channel_axis_of(layer: nn.Module) -> int:
-    """Return the axis of a layer's output that counts its channels."""
+def output_channel_axis(layer: nn.Module) -> int:
+    """Return the channel axis of a layer's output."""
     return 1 if isinstance(layer, nn.Conv2d) else -1
 
 
-def _summed(layer: nn.Module, signal: Tensor) -> tuple[Tensor, int]:
-    """Return the sum of the absolute input over images (and tokens, for `Linear`), and how many they are."""
+def _sum_input(layer: nn.Module, signal: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of the absolute input over images (and tokens, for `Linear`), and their number."""
     magnitude = signal.detach().abs().float()
     rows = magnitude if isinstance(layer, nn.Conv2d) else magnitude.reshape(-1, magnitude.shape[-1])
     return rows.sum(dim=0), len(rows)
 
 
-def _add_up(activity: Activity, additions: list[Addition], images: int) -> None:
-    met: dict[tuple[str | None, str | None], int] = {}
+def _accumulate(activations: Activations, additions: list[Addition], images: int) -> None:
+    """Add the additions of one batch to those of earlier batches."""
+    counts: dict[tuple[str | None, str | None], int] = {}
     for addition in additions:
         first, second = (branch.weight if branch else None for branch in addition.branches)
-        key = first, second, met.setdefault((first, second), 0)
-        met[first, second] += 1
-        known = activity.additions.get(key)
+        key = first, second, counts.setdefault((first, second), 0)
+        counts[first, second] += 1
+        known = activations.additions.get(key)
         if known is None:
-            activity.additions[key] = addition
+            activations.additions[key] = addition
         elif all(a.shape == b.shape for a, b in zip(known.sums, addition.sums, strict=True)):
             known.images += images
             for total, more in zip(known.sums, addition.sums, strict=True):

@@ -1,4 +1,4 @@
-"""Unread channels: outputs of layers that the features do not depend on, found by backpropagation."""
+"""Dead channels: outputs of layers that the features do not depend on, found by backpropagation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,98 +9,98 @@ from torch.func import functional_call
 
 from cps.network.masks import per_output
 from cps.network.partition import layer_of
-from cps.pruning.activations import channel_axis_of
+from cps.pruning.activations import output_channel_axis
 
 
 @torch.no_grad()
-def unread_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Say which outputs of each shared layer the features do not depend on, with these weights.
+def find_dead_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return for each shared layer which of its outputs the features do not depend on, as bools (out,).
 
-    A channel that nothing reads has a gradient of exactly zero: backpropagation is the walk from the features
-    to the channels, through whatever the module does on the way. An activation that is silent or saturated has a zero
-    gradient too, and may wake when its channel is gone; so features and gradients are computed again without those
-    channels, until none wakes. A layer where the features still change is left alone. Masks come back as (out,) bools.
+    A channel that nothing reads has a gradient of exactly zero, whatever the module does between the channel and the
+    features. A ReLU that is off or a saturated activation has a zero gradient too, but may change the features once its
+    channel is removed. So features and gradients are computed again without the dead channels, until no gradient
+    returns. If the features still differ, the layers that cause it keep all of their channels.
     """
-    slopes, features = _slopes(backbone, weights, batches)
-    still = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
-    unread = {**still, **{name: slope == 0 for name, slope in slopes.items()}}
+    gradients, features = _max_gradients(backbone, weights, batches)
+    none = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
+    dead = {**none, **{name: gradient == 0 for name, gradient in gradients.items()}}
 
-    def are_as_before(after: Sequence[Tensor]) -> bool:
+    def are_unchanged(after: Sequence[Tensor]) -> bool:
         return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))
 
-    def harmless(names: list[str]) -> list[str]:
-        """Return the layers of these whose channels may go, by halving: few are in doubt."""
-        left = _without(weights, {**still, **{name: unread[name] for name in names}})
-        if are_as_before([functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]):
+    def removable(names: list[str]) -> list[str]:
+        """Return those of the layers whose dead channels can be removed, by bisection: few layers cause a change."""
+        left = _zero_channels(weights, {**none, **{name: dead[name] for name in names}})
+        if are_unchanged([functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]):
             return names
         middle = len(names) // 2
-        return [] if len(names) < 2 else harmless(names[:middle]) + harmless(names[middle:])
+        return [] if len(names) < 2 else removable(names[:middle]) + removable(names[middle:])
 
     while True:
-        slopes, after = _slopes(backbone, _without(weights, unread), batches)
-        if are_as_before(after):
-            return unread
-        woken = {name: unread[name] & (slope != 0) for name, slope in slopes.items()}
-        if not any(mask.any() for mask in woken.values()):
+        gradients, after = _max_gradients(backbone, _zero_channels(weights, dead), batches)
+        if are_unchanged(after):
+            return dead
+        revived = {name: dead[name] & (gradient != 0) for name, gradient in gradients.items()}
+        if not any(mask.any() for mask in revived.values()):
             break
-        unread |= {name: unread[name] & ~mask for name, mask in woken.items()}
-    kept = harmless([name for name, mask in unread.items() if mask.any()])
-    return {**still, **{name: unread[name] for name in kept}}
+        dead |= {name: dead[name] & ~mask for name, mask in revived.items()}
+    names = removable([name for name, mask in dead.items() if mask.any()])
+    return {**none, **{name: dead[name] for name in names}}
 
 
-def _without(weights: dict[str, Tensor], channels: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights without those that make some channels."""
+def _zero_channels(weights: dict[str, Tensor], channels: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights with zeros in the rows of some output channels."""
     return {name: w.masked_fill(per_output(channels[name], w.ndim), 0.0) for name, w in weights.items()}
 
 
-def _slopes(
+def _max_gradients(
     backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return the largest gradient of the features at each output of each layer, and the features."""
+    """Return the largest absolute gradient of the features at each output of each layer, and the features."""
     backbone.eval()
-    slopes: dict[str, Tensor] = {}
+    largest: dict[str, Tensor] = {}
     outputs: list[tuple[str, Tensor]] = []
 
-    def watch_output(name: str) -> Any:
+    def record_output(name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
-            if not output.requires_grad:  # nothing before it asks for gradients: they start here
+            if not output.requires_grad:  # nothing before it needs gradients, so they start here
                 output = output.detach().requires_grad_()
             outputs.append((name, output))
             return output.clone()  # an activation may work in place on it
 
         return hook
 
-    handles = [layer_of(backbone, name).register_forward_hook(watch_output(name)) for name in weights]
-    back_and_forth, inside = _BackAndForth(backbone), {f"backbone.{name}": value for name, value in weights.items()}
-    features = []
+    handles = [layer_of(backbone, name).register_forward_hook(record_output(name)) for name in weights]
+    module, tensors = _ForwardBackward(backbone), {f"backbone.{name}": value for name, value in weights.items()}
+    all_features = []
     try:
         for pixels in batches:
             outputs.clear()
             with torch.enable_grad():
-                found, noted, gradients = functional_call(back_and_forth, inside, (pixels.clone(), outputs))
-            features.append(found.detach())
-            for (name, _), gradient in zip(noted, gradients, strict=True):
+                features, recorded, gradients = functional_call(module, tensors, (pixels.clone(), outputs))
+            all_features.append(features.detach())
+            for (name, _), gradient in zip(recorded, gradients, strict=True):
                 if gradient is not None:
-                    axis = channel_axis_of(layer_of(backbone, name))
-                    slope = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
-                    slopes[name] = slopes[name].maximum(slope) if name in slopes else slope
+                    axis = output_channel_axis(layer_of(backbone, name))
+                    size = gradient.abs().transpose(axis, 0).flatten(1).amax(dim=1)
+                    largest[name] = largest[name].maximum(size) if name in largest else size
     finally:
         for handle in handles:
             handle.remove()
-    return slopes, features
+    return largest, all_features
 
 
-class _BackAndForth(nn.Module):
-    """A pass forward and back in one, since layers that are checkpointed run again on the way back."""
+class _ForwardBackward(nn.Module):
+    """Forward and backward pass in one call, since checkpointed layers run again in the backward pass."""
 
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.backbone = backbone
 
     def forward(self, pixels: Tensor, outputs: list[tuple[str, Tensor]]) -> tuple[Tensor, Any, Any]:
-        """Return the features, what `outputs` then holds, and the gradients of a sum of the features there."""
-        found = self.backbone(pixels)
-        noted = list(outputs)
-        direction = torch.randn(found.shape[1], generator=torch.Generator().manual_seed(0)).to(found)
-        seen = [output for _, output in noted]
-        return found, noted, torch.autograd.grad((found * direction).sum(), seen, allow_unused=True)
+        """Return the features, the recorded outputs, and the gradients there of a random projection of the features."""
+        features = self.backbone(pixels)
+        recorded = list(outputs)  # before the backward pass records more
+        direction = torch.randn(features.shape[1], generator=torch.Generator().manual_seed(0)).to(features)
+        tensors = [output for _, output in recorded]
+        return features, recorded, torch.autograd.grad((features * direction).sum(), tensors, allow_unused=True)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from cps.network.masks import Masks, per_output
 from cps.network.partition import layer_of
-from cps.pruning.activations import Activity, activity_of
-from cps.pruning.dead_channels import unread_channels
+from cps.pruning.activations import Activations, record_activations
+from cps.pruning.dead_channels import find_dead_channels
 from cps.runtime.devices import as_float64
 from cps.storage.settings_codec import NumericSettings, setting
 
@@ -18,11 +18,11 @@ from cps.storage.settings_codec import NumericSettings, setting
 @setting
 @dataclass(frozen=True)
 class NNrelief(NumericSettings):
-    """The paper's pruner: per receiving neuron, keep the fewest inputs that carry `alpha` of its signal.
+    """The paper's pruner: for each neuron, keep the fewest inputs that carry a share `alpha` of its signal.
 
-    Layers are scored on activations from before the pass. Three rules follow from the same thought:
-    a filter that receives nothing loses its inputs; where two signals are added, a summand that carries
-    less than 1 - alpha of a channel loses that channel; a channel that nothing reads is removed at its source.
+    All layers are scored on the activations of the unpruned network. The same idea gives three more rules. A filter
+    whose input is zero loses its connections. Where two signals are added, a summand that carries less than 1 - alpha
+    of a channel loses that channel. A channel that nothing reads is removed in the layer that computes it.
     """
 
     alpha: float = 0.9
@@ -34,23 +34,23 @@ class NNrelief(NumericSettings):
     @torch.no_grad()
     def __call__(self, backbone: nn.Module, masks: Masks, batches: Sequence[Tensor]) -> Masks:
         """Return the masks of the connections that carry the signal."""
-        activity = activity_of(backbone, list(masks), batches)
+        activations = record_activations(backbone, list(masks), batches)
         weights = {name: parameter.detach() for name, parameter in backbone.named_parameters()}
         kept: Masks = {}
         for name, mask in masks.items():
-            scores = importance(layer_of(backbone, name), weights[name], activity.inputs[name])
+            scores = importance(layer_of(backbone, name), weights[name], activations.inputs[name])
             kept[name] = mask & self.keep(*scores)
-        for name, weak in self._weak_branches(activity).items():
+        for name, weak in self._weak_branches(activations).items():
             kept[name] &= ~per_output(weak, kept[name].ndim)
         masked = {name: weights[name].masked_fill(~mask, 0.0) for name, mask in kept.items()}
-        unread = unread_channels(backbone, masked, batches)
-        return {name: mask & ~per_output(unread[name], mask.ndim) for name, mask in kept.items()}
+        dead = find_dead_channels(backbone, masked, batches)
+        return {name: mask & ~per_output(dead[name], mask.ndim) for name, mask in kept.items()}
 
     def keep(self, scores: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return which inputs of each neuron stay: the fewest whose scores reach alpha of the total.
+        """Return which inputs of each neuron stay: the fewest whose scores add up to alpha of the total.
 
-        `scores` has one row per neuron. A bias takes part in the total and in the ranking with its own
-        score; being private to the task it costs nothing, so it is never pruned itself.
+        `scores` has one row per neuron. The bias counts in the total and in the ranking, but is never pruned: it is
+        private to the task, so it takes no shared weight.
         """
         rows = as_float64(scores.reshape(len(scores), -1))
         inputs = rows.shape[1]
@@ -59,22 +59,22 @@ class NNrelief(NumericSettings):
         ranked, order = rows.sort(dim=1, descending=True, stable=True)
         running = ranked.cumsum(dim=1)
         before = F.pad(running[:, :-1], (1, 0))
-        reached_before = before >= self.alpha * running[:, -1:] * (1 - 1e-12)  # a sum that is alpha but for rounding
+        reached_before = before >= self.alpha * running[:, -1:] * (1 - 1e-12)  # rounding may leave a sum below alpha
         chosen = ~reached_before & (ranked > 0)
         stays = torch.zeros_like(chosen).scatter(1, order, chosen)
-        # A strong bias may reach alpha alone; a neuron with any signal keeps its strongest input.
+        # A strong bias may reach alpha by itself; a neuron with any signal keeps its strongest input.
         stays = stays[:, :inputs]
         best = F.one_hot(rows[:, :inputs].argmax(dim=1), inputs).bool() & (rows[:, :inputs] > 0)
         return (stays | (best & ~stays.any(dim=1, keepdim=True))).reshape(scores.shape).to(scores.device)
 
-    def _weak_branches(self, activity: Activity) -> dict[str, Tensor]:
-        """Return the channels of each layer that are too weak at every addition they arrive at.
+    def _weak_branches(self, activations: Activations) -> dict[str, Tensor]:
+        """Return the channels of each layer that are too weak at every addition they reach.
 
-        An addition is a neuron with two inputs, so the same rule holds: a summand is dropped if the other
-        alone carries alpha of the sum. That is |branch| / |shortcut| < (1 - alpha) / alpha.
+        An addition is a neuron with two inputs, so the same rule applies: a summand is dropped if the other one
+        carries alpha of the sum, that is if |branch| / |shortcut| < (1 - alpha) / alpha.
         """
         weak: dict[str, Tensor] = {}
-        for addition in activity.additions.values():
+        for addition in activations.additions.values():
             for branch, summand in zip(addition.branches, addition.sums, strict=True):
                 if branch is None or not branch.is_read_once():
                     continue
@@ -88,7 +88,7 @@ class NNrelief(NumericSettings):
 def importance(layer: nn.Module, weight: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     """Return the unnormalised importance of each connection (eq. 2), and of the bias of a `Linear` layer.
 
-    `inputs` are mean absolute inputs, one per call of the layer. The shape is that of the layer's mask.
+    `inputs` holds the mean absolute input of each call of the layer. The result has the shape of the layer's mask.
     """
     if isinstance(layer, nn.Conv2d):
         flows = sum(_squared_kernel_flow(layer, weight, signal) for signal in inputs)
@@ -101,8 +101,8 @@ def importance(layer: nn.Module, weight: Tensor, inputs: Sequence[Tensor]) -> tu
 def _squared_kernel_flow(layer: nn.Conv2d, weight: Tensor, signal: Tensor) -> Tensor:
     """Return the squared Frobenius norm of |w_kc| * a_c for every kernel, shape (out, in).
 
-    With the patches P_c of the map a_c and G_c = P_c P_c^T, the norm is |w_kc|^T G_c |w_kc|: all kernels of
-    a layer are one product.
+    With the patches P_c of the map a_c and G_c = P_c P_c^T, the squared norm is |w_kc|^T G_c |w_kc|, so one product
+    serves all kernels of a layer.
     """
     padded = F.pad(signal[None], layer._reversed_padding_repeated_twice, mode=_pad_mode(layer))[0]
     patches = F.unfold(padded[:, None], layer.kernel_size, layer.dilation, stride=layer.stride)  # type: ignore
@@ -120,6 +120,6 @@ def _pad_mode(layer: nn.Conv2d) -> str:
 
 
 def _channel_norms(total: Tensor, channel_axis: int) -> Tensor:
-    """Return the norm of each channel of a map that has lost its image axis."""
+    """Return the norm of each channel of a map without batch axis; `channel_axis` counts the batch axis."""
     channels = channel_axis - 1 if channel_axis > 0 else channel_axis
     return total.float().movedim(channels, 0).reshape(total.shape[channels], -1).norm(dim=1)
