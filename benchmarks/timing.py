@@ -1,4 +1,4 @@
-"""Times as ratios: ours and plain PyTorch's in turns, since these machines are never quiet."""
+"""Compare times as ratios: ours and the baseline alternate, because other work on the machine changes its speed."""
 
 import statistics
 import time
@@ -7,41 +7,41 @@ from typing import Any
 
 import torch
 
-from cps.network.cost import seconds_of
+from cps.network.cost import measure_seconds
 
-LONG_ENOUGH = 1.0  # seconds of measuring
+MIN_SECONDS = 1.0  # of measuring
 
 
 def compare(
     ours: Callable[[], object], baseline: Callable[[], object], device: torch.device, *, pairs: int
 ) -> tuple[float, float, float]:
-    """Return the median seconds of each and the median ratio of neighbours, taken in turns after a warm-up.
+    """Return the median seconds of each, and the median ratio of neighbouring measurements, after a warm-up.
 
-    What is short is repeated more often than so many pairs: a moment's disturbance would otherwise be all of it.
+    Short work is repeated more often than `pairs` times, so that a short disturbance does not decide the result.
     """
     for _ in range(2 if device.type == "cpu" else 5):
         ours()
         baseline()
-    times, began = [], time.perf_counter()
-    while len(times) < pairs or time.perf_counter() - began < LONG_ENOUGH:
-        times.append((seconds_of(ours, device), seconds_of(baseline, device)))
+    times, start = [], time.perf_counter()
+    while len(times) < pairs or time.perf_counter() - start < MIN_SECONDS:
+        times.append((measure_seconds(ours, device), measure_seconds(baseline, device)))
     first, second = zip(*times, strict=True)
     return statistics.median(first), statistics.median(second), statistics.median(a / b for a, b in times)
 
 
-def ready(make: Callable[[], Callable[[], object]], device: torch.device) -> tuple[Callable[[], object], float]:
-    """Return what is made, once it has run, and the seconds that took."""
-    began = time.perf_counter()
-    made = make()
-    seconds_of(made, device)  # which waits for the GPU
-    return made, time.perf_counter() - began
+def measure_start(make: Callable[[], Callable[[], object]], device: torch.device) -> tuple[Callable[[], object], float]:
+    """Make a function and run it once; return it, and the seconds until it had run."""
+    start = time.perf_counter()
+    work = make()
+    measure_seconds(work, device)  # waits for the GPU
+    return work, time.perf_counter() - start
 
 
-def row(what: str, ours: float, baseline: float, ratio: float, limit: float | None) -> dict[str, Any]:
-    """Return one line of the table about seconds; `limit` is what the ratio should stay below."""
-    return entry(what, f"{1000 * ours:.2f} ms", f"{1000 * baseline:.2f} ms", ratio, limit)
+def time_row(label: str, ours: float, baseline: float, ratio: float, limit: float | None) -> dict[str, Any]:
+    """Return a row of the table about times in seconds; the ratio should not exceed `limit`."""
+    return make_row(label, f"{1000 * ours:.2f} ms", f"{1000 * baseline:.2f} ms", ratio, limit)
 
 
-def entry(what: str, ours: str, baseline: str, ratio: float, limit: float | None = None) -> dict[str, Any]:
-    """Return one line of the table about anything."""
-    return {"what": what, "ours": ours, "baseline": baseline, "ratio": ratio, "limit": limit}
+def make_row(label: str, ours: str, baseline: str, ratio: float, limit: float | None = None) -> dict[str, Any]:
+    """Return a row of the table about anything; the ratio should not exceed `limit`."""
+    return {"what": label, "ours": ours, "baseline": baseline, "ratio": ratio, "limit": limit}

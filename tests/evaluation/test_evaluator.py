@@ -1,4 +1,6 @@
-"""Evaluation is what predicting task by task would give, from one pass over the images."""
+"""Evaluation gives what predicting after each task would give, from one pass over the test images."""
+
+import json
 
 import numpy as np
 import pytest
@@ -20,48 +22,50 @@ def learned(make_learner):
     return learner, tasks
 
 
-def test_accuracy_of_single_images_equals_prediction(learned):
+def accuracy_of(prediction, labels):
+    return 100 * np.mean([predicted == label for predicted, label in zip(prediction.classes, labels, strict=True)])
+
+
+def test_accuracy_on_single_images_equals_the_accuracy_of_predict(learned):
     learner, tasks = learned
-    results = cps.evaluate(learner, tasks, group_sizes=[1])
-    for selector in learner.selectors:
-        last = results["class_il"][selector.name]["1"]["accuracy"][-1]
-        for task, accuracy in zip(tasks, last, strict=True):
-            predicted = learner.predict(task.test[0], selector=selector).classes
-            assert accuracy == pytest.approx(
-                100 * np.mean([p == t for p, t in zip(predicted, task.test[1], strict=True)])
-            )
+    evaluation = cps.evaluate(learner, tasks, group_sizes=[1])
+    for selector in learner.config.selectors:
+        last_row = evaluation.class_il[selector.name][1].accuracy[-1]
+        for task, accuracy in zip(tasks, last_row, strict=True):
+            prediction = learner.predict(task.test[0], selector=selector)
+            assert accuracy == pytest.approx(accuracy_of(prediction, task.test[1]))
 
 
-def test_earlier_rows_are_what_the_learner_said_then(make_learner):
+def test_earlier_rows_equal_evaluations_made_at_that_time(make_learner):
     learner = make_learner()
     tasks = [make_task(10 * index, seed=4) for index in range(3)]
-    rows = []
+    evaluations = []
     for index, task in enumerate(tasks):
         learner.learn(task)
-        rows.append(cps.evaluate(learner, tasks[: index + 1], group_sizes=[1, 4]))
-    final = rows[-1]["class_il"]["MaxOutput"]
-    for after in range(3):
-        assert rows[-1]["task_il"]["accuracy"][after][: after + 1] == rows[after]["task_il"]["accuracy"][-1]
-        for size in ("1", "4"):
-            then = rows[after]["class_il"]["MaxOutput"][size]
-            assert final[size]["accuracy"][after][: after + 1] == then["accuracy"][-1]
-            assert final[size]["selection"][after][: after + 1] == then["selection"][-1]
+        evaluations.append(cps.evaluate(learner, tasks[: index + 1], group_sizes=[1, 4]))
+    final = evaluations[-1]
+    for after, earlier in enumerate(evaluations):
+        end = after + 1
+        assert final.task_il.accuracy[after, :end].tolist() == earlier.task_il.accuracy[-1].tolist()
+        for size in (1, 4):
+            now, then = (evaluation.class_il["MaxOutput"][size] for evaluation in (final, earlier))
+            assert now.accuracy[after, :end].tolist() == then.accuracy[-1].tolist()
+            assert now.selection[after, :end].tolist() == then.selection[-1].tolist()
 
 
-def test_task_il_is_prediction_with_the_task_given(learned):
+def test_task_il_equals_prediction_with_the_task_given(learned):
     learner, tasks = learned
-    task_il = cps.evaluate(learner, tasks, group_sizes=[1])["task_il"]
+    task_il = cps.evaluate(learner, tasks, group_sizes=[1]).task_il
     for index, task in enumerate(tasks):
-        predicted = learner.predict(task.test[0], task=index).classes
-        right = np.mean([p == t for p, t in zip(predicted, task.test[1], strict=True)])
-        assert task_il["accuracy"][-1][index] == pytest.approx(100 * right)
+        prediction = learner.predict(task.test[0], task=index)
+        assert task_il.accuracy[-1, index] == pytest.approx(accuracy_of(prediction, task.test[1]))
 
 
-def test_the_oracle_selects_what_task_il_is(learned):
+def test_the_oracle_predicts_as_if_the_task_were_given(learned):
     learner, tasks = learned
     images = tasks[2].test[0]
-    warned = learner.predict(images, task=2)
-    assert learner.predict(images, selector=cps.Oracle(2)).classes == warned.classes
+    given = learner.predict(images, task=2)
+    assert learner.predict(images, selector=cps.Oracle(2)).classes == given.classes
 
 
 def test_each_image_passes_each_subnetwork_once(learned, monkeypatch):
@@ -84,42 +88,42 @@ def test_groups_are_drawn_at_random_and_the_last_may_be_smaller():
     assert torch.equal(groups, _shuffled_groups(task, 5, seed=0))
 
 
-def test_a_group_shares_its_task_and_a_mistaken_one_is_wrong_whole(learned):
+def test_all_images_of_a_group_get_one_task_and_count_as_wrong_if_it_is_mistaken(learned):
     learner, tasks = learned
     prediction = learner.predict(tasks[0].test[0], group_size=5)
     for start in (0, 5, 10):
         assert len(set(prediction.tasks[start : start + 5].tolist())) == 1
-    entry = cps.evaluate(learner, tasks, group_sizes=[13])["class_il"]["MaxOutput"]["13"]
-    assert all(value in (0, 100) for row in entry["selection"] for value in row if value is not None)
+    selection = cps.evaluate(learner, tasks, group_sizes=[13]).class_il["MaxOutput"][13].selection
+    assert all(value in (0, 100) for value in selection[~np.isnan(selection)])
 
 
-def test_more_images_in_a_group_help_on_separable_tasks(learned):
+def test_larger_groups_help_on_separable_tasks(learned):
     learner, tasks = learned
-    by_size = cps.evaluate(learner, tasks, group_sizes=[1, 13])["class_il"]["ImportanceSignature"]
-    assert by_size["13"]["ACC"] >= by_size["1"]["ACC"]
+    by_size = cps.evaluate(learner, tasks, group_sizes=[1, 13]).class_il["ImportanceSignature"]
+    assert by_size[13].ACC >= by_size[1].ACC
 
 
 def test_confidence_is_a_share(learned):
     learner, tasks = learned
     prediction = learner.predict(tasks[1].test[0])
-    assert ((prediction.confidence >= 0.5) & (prediction.confidence <= 1)).all()  # two classes a task
+    assert ((prediction.confidence >= 0.5) & (prediction.confidence <= 1)).all()  # two classes per task
 
 
-def test_the_order_in_which_classes_are_named_at_test_does_not_matter(learned):
+def test_the_order_of_the_classes_of_a_test_task_does_not_matter(learned):
     learner, tasks = learned
-    turned = [cps.Task(list(reversed(task.classes)), train=task.train, test=task.test) for task in tasks]
-    assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])
+    reordered = [cps.Task(list(reversed(task.classes)), train=task.train, test=task.test) for task in tasks]
+    assert cps.evaluate(learner, reordered, group_sizes=[1]) == cps.evaluate(learner, tasks, group_sizes=[1])
 
 
-def test_labels_that_are_positions_count_in_the_order_of_the_task_that_is_evaluated(make_learner):
+def test_labels_that_are_positions_follow_the_class_order_of_the_test_task(make_learner):
     learner, (images, labels) = make_learner(), make_task().train
     learner.learn(cps.Task(["cat", "dog"], train=(images, labels)))
-    turned = [cps.Task(["dog", "cat"], train=None, test=(images, [1 - label for label in labels]))]
-    right = [cps.Task(["cat", "dog"], train=None, test=(images, labels))]
-    assert cps.evaluate(learner, turned, group_sizes=[1]) == cps.evaluate(learner, right, group_sizes=[1])
+    reordered = [cps.Task(["dog", "cat"], train=None, test=(images, [1 - label for label in labels]))]
+    same = [cps.Task(["cat", "dog"], train=None, test=(images, labels))]
+    assert cps.evaluate(learner, reordered, group_sizes=[1]) == cps.evaluate(learner, same, group_sizes=[1])
 
 
-def test_tasks_that_are_not_those_that_were_learned_are_refused(learned):
+def test_tasks_other_than_the_learned_ones_are_rejected(learned):
     learner, tasks = learned
     with pytest.raises(ValueError, match=r"task 0 was learned with the classes \(0, 1\), .* has \(20, 21\)"):
         cps.evaluate(learner, list(reversed(tasks)))
@@ -130,34 +134,53 @@ def test_tasks_that_are_not_those_that_were_learned_are_refused(learned):
         cps.evaluate(learner, tasks[1:], selectors=[])
 
 
-def test_flips_average_the_outputs_for_each_image_and_its_mirror_image(learned):
+def test_selectors_of_the_same_name_and_missing_tasks_are_rejected(make_learner):
+    learner, task = make_learner(), make_task(0)
+    learner.learn(task)
+    with pytest.raises(ValueError, match="no two of the same name"):
+        cps.evaluate(learner, [task], selectors=[cps.Cascade(logit_weight=0.0), cps.Cascade(logit_weight=9.0)])
+    with pytest.raises(ValueError, match="task 0 has no test images"):
+        cps.evaluate(learner, [cps.Task(task.classes, task.train)])
+    with pytest.raises(ValueError, match="no task to evaluate"):
+        cps.evaluate(learner, [])
+
+
+def test_flips_average_the_outputs_over_each_image_and_its_mirror_image(learned):
     learner, tasks = learned
     flipped = cps.evaluate(learner, tasks, group_sizes=[1], flips=True)
     images, labels = tasks[2].test
     images = images.to(learner.network.device)
     logits = [(learner.evidence(images)[t].logits + learner.evidence(images.flip(-1))[t].logits) / 2 for t in range(3)]
     selected = torch.stack([each.amax(dim=1) for each in logits], dim=1).argmax(dim=1) == 2
-    right = logits[2].argmax(dim=1).cpu() == torch.tensor([tasks[2].classes.index(int(label)) for label in labels])
-    entry = flipped["class_il"]["MaxOutput"]["1"]
-    assert entry["selection"][2][2] == pytest.approx(100 * float(selected.float().mean()))
-    assert flipped["task_il"]["accuracy"][2][2] == pytest.approx(100 * float(right.float().mean()))
-    assert entry["accuracy"][2][2] == pytest.approx(100 * float((right & selected.cpu()).float().mean()))
+    correct = logits[2].argmax(dim=1).cpu() == torch.tensor([tasks[2].classes.index(int(label)) for label in labels])
+    metrics = flipped.class_il["MaxOutput"][1]
+    assert metrics.selection[2, 2] == pytest.approx(100 * float(selected.float().mean()))
+    assert flipped.task_il.accuracy[2, 2] == pytest.approx(100 * float(correct.float().mean()))
+    assert metrics.accuracy[2, 2] == pytest.approx(100 * float((correct & selected.cpu()).float().mean()))
 
 
-def test_top5_is_reported_for_tasks_of_more_than_five_classes(make_learner, learned):
-    assert "top5" not in cps.evaluate(*learned, group_sizes=[1])["task_il"]
+def test_top5_is_measured_if_every_task_has_more_than_five_classes(make_learner, learned):
+    assert cps.evaluate(*learned, group_sizes=[1]).task_il.top5 is None
     learner = make_learner()
     tasks = [make_task(10 * index, classes=7, images=42, test=28) for index in range(2)]
     for task in tasks:
         learner.learn(task)
-    results = cps.evaluate(learner, tasks, group_sizes=[28])
-    five = []
+    evaluation = cps.evaluate(learner, tasks, group_sizes=[28])
+    top5 = []
     for index, task in enumerate(tasks):
         best = learner.evidence(task.test[0])[index].logits.topk(5, dim=1).indices.cpu()
         truth = learner.network.subnetworks[index].local(task.test[1])
-        five.append(100 * float((best == truth[:, None]).any(dim=1).float().mean()))
-    assert results["task_il"]["top5"] == pytest.approx(np.mean(five))
-    entry = results["class_il"]["MaxOutput"]["28"]
-    assert entry["top5"] >= entry["ACC"]
+        top5.append(100 * float((best == truth[:, None]).any(dim=1).float().mean()))
+    assert evaluation.task_il.top5 == pytest.approx(np.mean(top5))
+    metrics = evaluation.class_il["MaxOutput"][28]
+    assert metrics.top5 >= metrics.ACC
     wrong = cps.evaluate(learner, tasks, group_sizes=[1], selectors={"the first task": cps.Oracle(0)})
-    assert wrong["class_il"]["the first task"]["1"]["top5"] == pytest.approx(five[0] / 2)
+    assert wrong.class_il["the first task"][1].top5 == pytest.approx(top5[0] / 2)
+
+
+def test_an_evaluation_as_json_data_has_strings_as_group_sizes(learned):
+    data = json.loads(json.dumps(cps.evaluate(*learned, group_sizes=[1, 5]).encode(), allow_nan=False))
+    assert list(data) == ["task_il", "class_il"]
+    assert list(data["task_il"]) == ["ACC", "BWT", "AIA", "accuracy"]
+    assert list(data["class_il"]["MaxOutput"]) == ["1", "5"]
+    assert list(data["class_il"]["MaxOutput"]["1"]) == ["ACC", "BWT", "AIA", "accuracy", "selection"]

@@ -1,7 +1,7 @@
 """Evaluation: accuracy matrices of every selector and group size, from one pass over the test images.
 
-Sealed subnetworks never change, so each test image passes each subnetwork once for the whole run; every row
-"after task t" is arithmetic on that evidence, restricted to the first t + 1 subnetworks.
+Sealed subnetworks never change, so each test image passes each subnetwork once. The row "after task t" of a matrix is
+then computed from the outputs of the first t + 1 subnetworks.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,48 +11,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data.examples import ToLocal, all_labels, as_examples
-from cps.data.rotations import mean_of
+from cps.data.examples import LabelEncoder, as_examples, read_labels
+from cps.data.rotations import average_views
 from cps.data.tasks import Task
-from cps.evaluation.metrics import Matrix, summary
+from cps.evaluation.metrics import Matrix
+from cps.evaluation.results import Evaluation, Metrics
 from cps.learner import Learner
 from cps.network.outputs import Evidence, Outputs, concatenate
-from cps.network.subnetwork import Subnetwork, local_labels, shortened
+from cps.network.subnetwork import Subnetwork, local_labels
 from cps.runtime.seeding import generator
-from cps.selection.base import Selector, select
+from cps.runtime.text import shorten_names
+from cps.selection.base import Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
+from cps.selection.predict import select
 from cps.selection.statistics import check_selectors
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
 
 @dataclass(frozen=True)
-class Tested:
-    """The test images of all tasks in turn: evidence to select, and per image its task and what is right of it.
+class TestOutputs:
+    """The outputs of every subnetwork for the test images of all tasks, ordered by task.
 
-    `right` says whether the true subnetwork names the class, `right_of_five` whether that is among its five best.
+    `task[i]` is the task of image i. `is_correct[i]` says whether the subnetwork of that task predicts the right
+    class, `in_top5[i]` whether the right class is among its five largest logits (None if a task has five or fewer).
     """
 
-    evidence: Sequence[Outputs]
+    outputs: Sequence[Outputs]
     task: Tensor
-    right: Tensor
-    right_of_five: Tensor | None
+    is_correct: Tensor
+    in_top5: Tensor | None
 
     @property
-    def tasks(self) -> int:
-        """How many tasks were tested."""
+    def num_tasks(self) -> int:
+        """The number of tasks."""
         return int(self.task.max()) + 1
 
-    def until(self, after: int) -> tuple[Evidence, int]:
-        """Return the evidence as it was after a task: of the subnetworks so far, on the images of their tasks."""
-        images = int((self.task <= after).sum())
-        return self.of(slice(images), after + 1), images
+    def evidence(self, images: Tensor | slice = slice(None), tasks: int | None = None) -> Evidence:
+        """Return the outputs of the first `tasks` subnetworks for some of the images."""
+        return Evidence.of([Outputs(*(values[images] for values in outputs)) for outputs in self.outputs[:tasks]])
 
-    def of(self, images: Tensor | slice, subnetworks: int) -> Evidence:
-        """Return the evidence of some of the images, by the first subnetworks."""
-        seen = [Outputs(*(values[images] for values in outputs)) for outputs in self.evidence[:subnetworks]]
-        return Evidence(lambda tasks: [seen[task] for task in tasks], subnetworks)
+    def images_after(self, task: int) -> int:
+        """Return the number of test images of all tasks up to and including `task`."""
+        return int((self.task <= task).sum())
 
 
 def evaluate(
@@ -63,31 +65,30 @@ def evaluate(
     selectors: Sequence[Selector] | Mapping[str, Selector] | None = None,
     flips: bool = False,
     seed: int = 0,
-) -> dict[str, object]:
-    """Return `task_il` and `class_il` of all learned tasks, in percent, as `results.json` holds them.
+) -> Evaluation:
+    """Measure the accuracy on the test images of all learned tasks, in percent.
 
-    Groups are drawn within a task, shuffled with the seed; the last, smaller group counts too. A group
-    whose task is mistaken counts as wrong whole. With `flips`, outputs are averaged over each image and its mirror
-    image, for twice the work (the paper's code selects with both). Where every task has more than five classes,
-    `top5` is the share of images whose class is among the five best of the selected subnetwork. Selectors may be
-    given names to be listed by, else their own count. Several processes share the work, and all must call this.
+    Groups are drawn at random within a task; the last group may be smaller. If the task of a group is mistaken, all of
+    its images count as wrong. With `flips`, outputs are averaged over each image and its mirror image, which takes
+    twice the time (the paper's code selects with both). `selectors` (default: the learner's) may be a dictionary, whose
+    keys then name them in the result. With several processes, all must make this call, and they share the work.
     """
     with learner.network.in_use():
-        tested = look(learner, tasks, flips=flips)
-        task_il = summary(_matrix(tested, dict.fromkeys(range(tested.tasks), tested.right)))
-        task_il |= _top5(tested.right_of_five, tested)
-        selectors = learner.selectors if selectors is None else selectors
+        test = run_test_images(learner, tasks, flips=flips)
+        after_each = dict.fromkeys(range(test.num_tasks), test.is_correct)
+        task_il = Metrics.of(_accuracy_matrix(test, after_each), top5=_mean_after_last(test, test.in_top5))
+        selectors = learner.config.selectors if selectors is None else selectors
         is_named = isinstance(selectors, Mapping)
         named = selectors if is_named else {selector.name: selector for selector in check_selectors(selectors)}
         class_il = {
-            name: {str(size): _class_il(learner, selector, tested, size, seed) for size in group_sizes}
+            name: {size: _class_il(learner, selector, test, size, seed) for size in group_sizes}
             for name, selector in named.items()
         }
-        return {"task_il": task_il, "class_il": class_il}
+        return Evaluation(task_il, class_il)
 
 
-def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tested:
-    """Pass the test images of all learned tasks through every subnetwork."""
+def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> TestOutputs:
+    """Run the test images of all learned tasks through every subnetwork."""
     network = learner.network
     parts: list[list[Outputs]] = []
     labels: list[Tensor] = []
@@ -96,90 +97,99 @@ def look(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> Tes
             raise ValueError(f"task {len(parts)} has no test images")
         if set(task.classes) != set(subnetwork.classes):
             raise ValueError(
-                f"task {len(parts)} was learned with the classes {shortened(subnetwork.classes)}, the one to evaluate "
-                f"in its place has {shortened(task.classes)}"
+                f"task {len(parts)} was learned with the classes {shorten_names(subnetwork.classes)}, but the task "
+                f"to evaluate has {shorten_names(task.classes)}; pass the tasks in the order of learning"
             )
-        examples = as_examples(task.test, _outputs_of(task, subnetwork), workers=learner.workers)
+        examples = as_examples(task.test, _label_encoder(task, subnetwork), workers=learner.workers)
         evidence = gather_evidence(network, examples, learner.fabric)
         if flips:
-            evidence = _averaged(evidence, gather_evidence(network, examples, learner.fabric, flipped=True))
+            evidence = _average(evidence, gather_evidence(network, examples, learner.fabric, flipped=True))
         parts.append(list(evidence))
-        labels.append(all_labels(examples).to(network.device))
+        labels.append(read_labels(examples).to(network.device))
     if not parts:
-        raise ValueError("there is no task to evaluate: nothing was learned, or no task was given")
-    own = [part[index].logits for index, part in enumerate(parts)]
-    right = [logits.argmax(dim=1) == truth for logits, truth in zip(own, labels, strict=True)]
-    five = None
-    if all(logits.shape[1] > 5 for logits in own):
-        best = [logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own, labels, strict=True)]
-        five = torch.cat([among.any(dim=1) for among in best])
-    return Tested(*in_turn(parts), torch.cat(right), five)
+        raise ValueError("no task to evaluate: the learner has learned none, or no task was passed")
+    own_logits = [part[index].logits for index, part in enumerate(parts)]
+    is_correct = [logits.argmax(dim=1) == truth for logits, truth in zip(own_logits, labels, strict=True)]
+    in_top5 = None
+    if all(logits.shape[1] > 5 for logits in own_logits):
+        matches = [
+            logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own_logits, labels, strict=True)
+        ]
+        in_top5 = torch.cat([match.any(dim=1) for match in matches])
+    return TestOutputs(*concatenate_tasks(parts), torch.cat(is_correct), in_top5)
 
 
-def in_turn(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
-    """Return what each subnetwork says about the images of all tasks in turn, and the task of each image.
+def concatenate_tasks(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
+    """Concatenate the images of several tasks; return the outputs of each subnetwork, and the task of each image.
 
-    `parts[task][index]` is what subnetwork `index` says about those of a task.
+    `parts[task][index]` are the outputs of subnetwork `index` for the images of a task.
     """
-    every = [concatenate(same) for same in zip(*parts, strict=True)]
-    sizes = torch.tensor([len(part[0].logits) for part in parts], device=every[0].logits.device)
-    return every, torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
+    outputs = [concatenate(of_subnetwork) for of_subnetwork in zip(*parts, strict=True)]
+    sizes = torch.tensor([len(part[0].logits) for part in parts], device=outputs[0].logits.device)
+    return outputs, torch.arange(len(parts), device=sizes.device).repeat_interleave(sizes)
 
 
-def _outputs_of(task: Task, subnetwork: Subnetwork) -> ToLocal:
+def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
     """Return a function from labels of a task to outputs of its subnetwork, whose classes may be in another order."""
     outputs = subnetwork.local(task.classes)
     return lambda labels: outputs[local_labels(task.classes, labels)]
 
 
-def _class_il(learner: Learner, selector: Selector, tested: Tested, group_size: int, seed: int) -> dict[str, object]:
+def _class_il(learner: Learner, selector: Selector, test: TestOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
-    groups = _shuffled_groups(tested.task, group_size, seed)
-    selected = {}
-    for after in range(tested.tasks):
-        known, images = tested.until(after)
-        found = select(selector, known, statistics[: after + 1], groups[:images]).tasks
-        selected[after] = found.to(tested.task.device) == tested.task[:images]
-    accuracy = _matrix(tested, {after: found & tested.right[: len(found)] for after, found in selected.items()})
-    last = selected[max(selected)]
-    five = None if tested.right_of_five is None else tested.right_of_five & last
-    selection = summary(_matrix(tested, selected))["accuracy"]
-    return {**summary(accuracy), **_top5(five, tested), "selection": selection}
+    groups = _shuffled_groups(test.task, group_size, seed)
+    is_selected = {}
+    for after in range(test.num_tasks):
+        images = test.images_after(after)
+        evidence = test.evidence(slice(images), after + 1)
+        selected = select(selector, evidence, statistics[: after + 1], groups[:images]).tasks
+        is_selected[after] = selected.to(test.task.device) == test.task[:images]
+    is_correct = {after: selected & test.is_correct[: len(selected)] for after, selected in is_selected.items()}
+    in_top5 = None if test.in_top5 is None else test.in_top5 & is_selected[test.num_tasks - 1]
+    return Metrics.of(
+        _accuracy_matrix(test, is_correct),
+        top5=_mean_after_last(test, in_top5),
+        selection=_accuracy_matrix(test, is_selected),
+    )
 
 
-def _top5(right: Tensor | None, tested: Tested) -> dict[str, float]:
-    if right is None:
-        return {}
-    last = tested.tasks - 1
-    return {"top5": float(_matrix(tested, {last: right})[last].mean())}
+def _mean_after_last(test: TestOutputs, is_correct: Tensor | None) -> float | None:
+    """Return the mean accuracy over tasks after the last one."""
+    if is_correct is None:
+        return None
+    last = test.num_tasks - 1
+    return float(_accuracy_matrix(test, {last: is_correct})[last].mean())
 
 
-def _averaged(first: Evidence, second: Evidence) -> Evidence:
+def _average(first: Evidence, second: Evidence) -> Evidence:
     """Return the mean of the evidence of two views of the same images."""
 
     def mean(tasks: Sequence[int]) -> list[Outputs]:
-        views = zip(first.ask(tasks), second.ask(tasks), strict=True)
-        return [Outputs(*(mean_of(torch.stack(parts)) for parts in zip(*both, strict=True))) for both in views]
+        views = zip(first.compute(tasks), second.compute(tasks), strict=True)
+        return [Outputs(*(average_views(torch.stack(parts)) for parts in zip(*both, strict=True))) for both in views]
 
     return Evidence(mean, len(first))
 
 
 def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
-    """Return the group of each image, drawn at random within its task."""
+    """Return the group of each image; groups are drawn at random within a task."""
     groups, first = [], 0
-    for on, images in enumerate(task.bincount().tolist()):
+    for index, images in enumerate(task.bincount().tolist()):
         own = torch.empty(images, dtype=torch.long)
-        own[torch.randperm(images, generator=generator(seed, on))] = first + consecutive_groups(images, group_size)
+        own[torch.randperm(images, generator=generator(seed, index))] = first + consecutive_groups(images, group_size)
         groups.append(own)
         first = int(own.max()) + 1
     return torch.cat(groups).to(task.device)
 
 
-def _matrix(tested: Tested, right: Mapping[int, Tensor]) -> Matrix:
-    """Return the matrix (after, on) of the shares, in percent, of images that are right; NaN above the diagonal."""
-    tasks, images = tested.tasks, tested.task.bincount()
+def _accuracy_matrix(test: TestOutputs, is_correct: Mapping[int, Tensor]) -> Matrix:
+    """Return the matrix (after, on) of the percentage of correct images; NaN above the diagonal.
+
+    `is_correct[after]` is about the images of all tasks, or of the tasks up to `after`.
+    """
+    tasks, images = test.num_tasks, test.task.bincount()
     matrix = np.full((tasks, tasks), np.nan)
-    for after, found in right.items():
-        hits = tested.task[: len(found)][found].bincount(minlength=tasks)
+    for after, correct in is_correct.items():
+        hits = test.task[: len(correct)][correct].bincount(minlength=tasks)
         matrix[after, : after + 1] = (100 * hits / images)[: after + 1].cpu().numpy()
     return matrix

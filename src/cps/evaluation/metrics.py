@@ -1,7 +1,7 @@
-"""The metrics of the paper, as functions of the accuracy matrix, and how well two kinds of images are told apart.
+"""Metrics of continual learning, computed from an accuracy matrix, and metrics of open-set recognition.
 
-`accuracy[after, on]` is the accuracy on task `on` after `after` was learned; entries above the diagonal
-(`on > after`) are NaN. Values are percentages wherever the matrix holds percentages.
+`accuracy[after, on]` is the accuracy on task `on` after task `after` was learned. Entries above the diagonal
+(`on > after`) are NaN. The metrics have the unit of the matrix, usually percent.
 """
 
 import numpy as np
@@ -11,12 +11,15 @@ Matrix = NDArray[np.float64]
 
 
 def average_accuracy(accuracy: Matrix) -> float:
-    """Return ACC: the mean over all tasks after the last was learned."""
+    """Return ACC: the mean accuracy over all tasks after the last one was learned."""
     return float(accuracy[-1].mean())
 
 
 def backward_transfer(accuracy: Matrix) -> float:
-    """Return BWT with the paper's sign: how much was forgotten, so positive is bad; 0 for a single task."""
+    """Return BWT with the paper's sign: the mean loss of accuracy since a task was learned, so positive is forgetting.
+
+    It is 0 for a single task.
+    """
     if len(accuracy) == 1:
         return 0.0
     learned = np.diagonal(accuracy)[:-1]
@@ -24,39 +27,33 @@ def backward_transfer(accuracy: Matrix) -> float:
 
 
 def average_incremental_accuracy(accuracy: Matrix) -> float:
-    """Return AIA: the mean of ACC over the whole sequence of tasks."""
+    """Return AIA: the mean of the ACC after each task."""
     return float(np.mean(history(accuracy)))
 
 
 def history(accuracy: Matrix, weights: ArrayLike | None = None) -> list[float]:
-    """Return ACC after each task, as the paper's accuracy curves show it.
+    """Return the ACC after each task, as the accuracy curves of the paper show it.
 
-    Tasks count alike unless `weights` are given: with their numbers of classes this is the accuracy over all images.
+    All tasks have equal weight unless `weights` are given. With the number of classes of each task as weights, this is
+    the accuracy over all images, if every class has equally many.
     """
     counts = np.ones(len(accuracy)) if weights is None else np.asarray(weights, dtype=float)
     ends = range(1, len(accuracy) + 1)
     return [float(np.average(row[:end], weights=counts[:end])) for end, row in zip(ends, accuracy, strict=True)]
 
 
-def auroc(known: ArrayLike, strange: ArrayLike) -> float:
-    """Return how often a known thing scores higher than a strange one, of 1; ties count half."""
-    scores = np.sort(np.asarray(strange))
-    places = (np.searchsorted(scores, known, side="left") + np.searchsorted(scores, known, side="right")) / 2
-    return float(places.mean() / len(scores))
+def auroc(known: ArrayLike, unknown: ArrayLike) -> float:
+    """Return the area under the ROC curve: how often a known image scores higher than an unknown one.
+
+    The result is from 0 to 1; ties count half.
+    """
+    scores = np.sort(np.asarray(unknown))
+    ranks = (np.searchsorted(scores, known, side="left") + np.searchsorted(scores, known, side="right")) / 2
+    return float(ranks.mean() / len(scores))
 
 
-def false_positive_rate(known: ArrayLike, strange: ArrayLike, recall: float) -> float:
-    """Return the share of strange things that pass a threshold which that share of known ones pass."""
+def false_positive_rate(known: ArrayLike, unknown: ArrayLike, recall: float) -> float:
+    """Return the share of unknown images above the threshold that a share `recall` of the known images reach."""
     best_first = np.sort(np.asarray(known))[::-1]
     threshold = best_first[max(0, int(np.ceil(recall * len(best_first))) - 1)]
-    return float((np.asarray(strange) >= threshold).mean())
-
-
-def summary(accuracy: Matrix) -> dict[str, object]:
-    """Return the metrics and the matrix itself as plain data for `results.json`."""
-    return {
-        "ACC": average_accuracy(accuracy),
-        "BWT": backward_transfer(accuracy),
-        "AIA": average_incremental_accuracy(accuracy),
-        "accuracy": [[None if np.isnan(value) else float(value) for value in row] for row in accuracy],
-    }
+    return float((np.asarray(unknown) >= threshold).mean())

@@ -1,1 +1,1 @@
-"""Recipes, runs, results and reports."""
+"""Experiments: recipes, runs, results, reports and plots."""

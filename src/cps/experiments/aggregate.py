@@ -1,143 +1,116 @@
-"""Comparison: several runs of a recipe, with other orders or seeds but trained alike, as one mean and spread."""
+"""Tables over several runs: mean and standard deviation over runs that differ only in class order or seed."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from cps.evaluation.metrics import history
+from cps.evaluation.metrics import Matrix, history
+from cps.evaluation.results import Metrics
 from cps.experiments.published import PUBLISHED
+from cps.experiments.results import Results, upgrade_settings_text
 
-Results = dict[str, Any]
+Table = tuple[list[str], list[list[str]]]  # head and rows, as text
+BOUNDS = {"finetuning": "finetuning", "joint": "joint training"}
+METRICS_SIZES = (1, 20, 60)  # group sizes in the table of metrics
 
 
-def by_recipe(runs: Sequence[Results]) -> dict[str, list[Results]]:
-    """Return the runs of each recipe that were trained alike, and what they measured with mirror images apart."""
-    same_recipe = {run["recipe"]: [other for other in runs if other["recipe"] == run["recipe"]] for run in runs}
-    differing = {recipe: _differing(same) for recipe, same in same_recipe.items()}
-    kinds = {recipe: {_kind(run, differing[recipe]) for run in same} for recipe, same in same_recipe.items()}
+def group_runs(runs: Sequence[Results]) -> dict[str, list[Results]]:
+    """Return the runs of each recipe with the same training; evaluations with mirror images are groups of their own.
+
+    A group is named by its recipe, and by what distinguishes it from other runs of that recipe.
+    """
+    same_recipe = {run.recipe: [other for other in runs if other.recipe == run.recipe] for run in runs}
+    differing = {recipe: _differing_settings(same) for recipe, same in same_recipe.items()}
+    kinds = {recipe: {_describe(run, differing[recipe]) for run in same} for recipe, same in same_recipe.items()}
 
     def name_of(run: Results) -> str:
-        recipe = run["recipe"]
-        return recipe if len(kinds[recipe]) == 1 else f"{recipe} ({_kind(run, differing[recipe])})"
+        is_only_kind = len(kinds[run.recipe]) == 1
+        return run.recipe if is_only_kind else f"{run.recipe} ({_describe(run, differing[run.recipe])})"
 
     groups: dict[str, list[Results]] = {}
     for run in runs:
         groups.setdefault(name_of(run), []).append(run)
     for run in runs:
-        if run.get("flips"):
-            groups.setdefault(f"{name_of(run)}, flips", []).append({**run, **run["flips"], "bounds": {}})
+        if run.flips is not None:
+            groups.setdefault(f"{name_of(run)}, flips", []).append(run.with_evaluation(run.flips))
     return groups
 
 
-def training_of(run: Results) -> str:
-    """Return in words how a run was trained, as far as it says."""
-    if "epochs" not in run:
-        return "epochs not noted"
-    first, again = run["epochs"]
-    return f"{first} + {run['rounds']} x {again} epochs, {run['precision']}"
+def describe_training(run: Results) -> str:
+    """Return the epochs, pruning rounds and precision of a run as text."""
+    if run.epochs is None:
+        return "epochs not recorded"
+    train, retrain = run.epochs
+    return f"{train} + {run.rounds} x {retrain} epochs, {run.precision}"
 
 
-def _differing(runs: Sequence[Results]) -> dict[str, set[str]]:
-    """Return the settings in which runs differ, with all values there are; schedules follow the number of epochs."""
-    if not all("settings" in run for run in runs):
-        return {}
-    every = dict.fromkeys(name for run in runs for name in run["settings"])
-    names = [name for name in every if not name.endswith("schedule")]
-    values = {name: {run["settings"][name] for run in runs if name in run["settings"]} for name in names}
-    return {name: found for name, found in values.items() if len(found) > 1}
+def describe_group_size(size: int) -> str:
+    """Return "one image", or "groups of" the size."""
+    return "one image" if size == 1 else f"groups of {size}"
 
 
-def _kind(run: Results, settings: Mapping[str, set[str]]) -> str:
-    words = [f"{len(run['classes_per_task'])} tasks", training_of(run)]
-    warned = {
-        name: _unlike(run["settings"][name], values) for name, values in settings.items() if name in run["settings"]
-    }
-    return ", ".join([*words, *(f"{name} {value}" for name, value in warned.items())])
-
-
-def _unlike(value: str, values: set[str]) -> str:
-    """Return the parts of a setting that others do not have, or all of it."""
-    common = set.intersection(*({*other.split(", ")} for other in values))
-    return ", ".join(part for part in value.split(", ") if part not in common) or value
-
-
-def mean_and_spread(values: Sequence[float]) -> str:
-    """Return the mean, with the standard deviation where there are several values."""
+def format_mean(values: Sequence[float]) -> str:
+    """Return the mean, with the standard deviation if there are several values."""
     mean = statistics.fmean(values)
     return f"{mean:.1f} ± {statistics.stdev(values):.1f}" if len(values) > 1 else f"{mean:.1f}"
 
 
-def accuracy_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of accuracy by group size: of each recipe and selector, and of the bounds."""
-    sizes = sorted({int(size) for run in runs for by_size in run["class_il"].values() for size in by_size})
+def accuracy_table(runs: Sequence[Results]) -> Table:
+    """Return the table of accuracy by group size, for each recipe and selector, and of the bounds."""
+    sizes = sorted({size for run in runs for by_size in run.class_il.values() for size in by_size})
     rows = []
-    for name, same in by_recipe(runs).items():
-        rows.append(
-            [name, "task known", str(len(same)), *[mean_and_spread([r["task_il"]["ACC"] for r in same])] * len(sizes)]
-        )
-        for selector in dict.fromkeys(name for run in same for name in run["class_il"]):
-            found = [run["class_il"][selector] for run in same if selector in run["class_il"]]
-            cells = [_cell([entry[str(size)]["ACC"] for entry in found if str(size) in entry], found) for size in sizes]
+    for name, same in group_runs(runs).items():
+        known = format_mean([run.task_il.ACC for run in same])
+        rows.append([name, "task known", str(len(same)), *[known] * len(sizes)])
+        for selector in dict.fromkeys(selector for run in same for selector in run.class_il):
+            found = [run.class_il[selector] for run in same if selector in run.class_il]
+            cells = [_cell([by_size[size].ACC for by_size in found if size in by_size], len(found)) for size in sizes]
             rows.append([name, selector, str(len(found)), *cells])
-        for bound in ("finetuning", "joint"):
-            known = [run for run in same if bound in run.get("bounds", {})]
-            if known:
-                cells = [mean_and_spread([r["bounds"][bound]["ACC"] for r in known]), *[""] * (len(sizes) - 1)]
-                rows.append([name, bound, str(len(known)), *cells])
+        for bound, label in BOUNDS.items():
+            metrics = [getattr(run.bounds, bound) for run in same]
+            accuracies = [each.ACC for each in metrics if each is not None]
+            if accuracies:
+                rows.append([name, label, str(len(accuracies)), format_mean(accuracies), *[""] * (len(sizes) - 1)])
     return ["recipe", "selector", "runs", *map(str, sizes)], rows
 
 
-def metrics_table(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of ACC, AIA, BWT and selection accuracy at a few group sizes, and the paper's AIA.
+def metrics_table(runs: Sequence[Results]) -> Table:
+    """Return the table of ACC, AIA, BWT and selection accuracy at a few group sizes, beside the paper's numbers.
 
-    These are means over tasks, but for one column; the paper's AIA counts all images alike.
+    These are means over tasks, except for the column "AIA over images": the paper's AIA weighs all images equally.
     """
     rows = []
-    for name, same in by_recipe(runs).items():
-        selectors, sizes = common(same)
-        chosen = sorted({run["default_selector"] for run in same} & set(selectors))
-        for selector, size in [(name, size) for name in chosen for size in ("1", "20", "60") if size in sizes]:
-            entries = [run["class_il"][selector][size] for run in same]
-            cells = [mean_and_spread([entry[key] for entry in entries]) for key in ("ACC", "AIA", "BWT")]
-            cells.insert(2, _over_images_if_other(same, entries))
-            selected = mean_and_spread([_mean(entry["selection"][-1]) for entry in entries])
-            top5 = mean_and_spread([entry["top5"] for entry in entries]) if all("top5" in e for e in entries) else ""
-            rows.append([name, selector, size, *cells, selected, top5, _paper(same[0]["recipe"], size)])
+    for name, same in group_runs(runs).items():
+        selectors, sizes = common_selectors_and_sizes(same)
+        defaults = sorted({run.default_selector for run in same} & set(selectors))
+        for selector, size in [(name, size) for name in defaults for size in METRICS_SIZES if size in sizes]:
+            metrics = [run.class_il[selector][size] for run in same]
+            cells = [
+                format_mean([each.ACC for each in metrics]),
+                format_mean([each.AIA for each in metrics]),
+                _incremental_accuracy_over_images(same, metrics),
+                format_mean([each.BWT for each in metrics]),
+                format_mean([float(np.nanmean(each.selection[-1])) for each in metrics if each.selection is not None]),
+                _top5(metrics),
+            ]
+            rows.append([name, selector, str(size), *cells, _published(same[0].recipe, size)])
     head = ["recipe", "selector", "group size", "ACC", "AIA", "AIA over images", "BWT", "selection", "top-5", "paper"]
     return head, rows
 
 
-def over_images(run: Results, rows: Sequence[Sequence[float | None]]) -> list[float]:
-    """Return the accuracy over all images of the classes so far, after each task, from that on each task."""
-    return history(np.array(rows, dtype=float), run["classes_per_task"])
-
-
-def _over_images_if_other(runs: Sequence[Results], entries: Sequence[Results]) -> str:
-    """Return the AIA over images, where tasks are of different sizes."""
-    if len(set(runs[0]["classes_per_task"])) == 1:
-        return ""
-    each = [over_images(run, entry["accuracy"]) for run, entry in zip(runs, entries, strict=True)]
-    return mean_and_spread([statistics.fmean(accuracy) for accuracy in each])
-
-
-def in_words(size: str) -> str:
-    """Return what a group size means."""
-    return "one image" if size == "1" else f"groups of {size}"
-
-
-def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[str]]]:
-    """Return the head and rows of the accuracy on each task after the last: the task known, and by each selector."""
+def task_table(runs: Sequence[Results], size: int) -> Table:
+    """Return the table of accuracy on each task after the last one: with the task known, and for each selector."""
     columns: dict[str, list[str]] = {}
-    for name, same in by_recipe([{**run, "flips": {}} for run in runs]).items():
-        entries = {"task known": [run["task_il"] for run in same]}
-        selectors, sizes = common(same)
+    for name, same in group_runs([replace(run, flips=None) for run in runs]).items():
+        metrics = {"task known": [run.task_il for run in same]}
+        selectors, sizes = common_selectors_and_sizes(same)
         for selector in selectors if size in sizes else []:
-            entries[f"{selector}, {in_words(size)}"] = [run["class_il"][selector][size] for run in same]
-        for label, known in entries.items():
-            last = zip(*(entry["accuracy"][-1] for entry in known), strict=True)
-            columns[f"{name}, {label}"] = [mean_and_spread(values) for values in last]
+            metrics[f"{selector}, {describe_group_size(size)}"] = [run.class_il[selector][size] for run in same]
+        for label, each in metrics.items():
+            by_task = zip(*(entry.accuracy[-1].tolist() for entry in each), strict=True)
+            columns[f"{name}, {label}"] = [format_mean(values) for values in by_task]
     tasks = max(len(cells) for cells in columns.values())
     rows = [
         [str(task + 1), *(cells[task] if task < len(cells) else "" for cells in columns.values())]
@@ -146,27 +119,73 @@ def row_table(runs: Sequence[Results], size: str) -> tuple[list[str], list[list[
     return ["task", *columns], rows
 
 
-def _paper(recipe: str, size: str) -> str:
-    known = PUBLISHED.get(recipe, {})
-    if "BWT" in known and size == "60":
-        return f"AIA over images {known['AIA']} ± {known.get('AIA spread', '?')}, BWT {known.get('BWT', '?')}"
-    if size in known.get("history", {}):
-        return f"{known['history'][size][-1]:.1f} ({known['what']})"
+def accuracy_over_images(run: Results, accuracy: Matrix) -> list[float]:
+    """Return the accuracy over all images of the classes so far, after each task: tasks weighed by their classes."""
+    return history(accuracy, run.classes_per_task)
+
+
+def common_selectors_and_sizes(runs: Sequence[Results]) -> tuple[list[str], list[int]]:
+    """Return the selectors and the group sizes that all runs have."""
+    selectors = [name for name in runs[0].class_il if all(name in run.class_il for run in runs)]
+    measured = [by_size for run in runs for name, by_size in run.class_il.items() if name in selectors]
+    sizes = measured[0] if measured else {}
+    return selectors, [size for size in sizes if all(size in by_size for by_size in measured)]
+
+
+def _differing_settings(runs: Sequence[Results]) -> dict[str, set[str]]:
+    """Return the settings in which runs differ, with all their values. Schedules follow the epochs, so they are out."""
+    settings = [_settings(run) for run in runs if run.settings is not None]
+    if len(settings) < len(runs):
+        return {}
+    names = dict.fromkeys(name for each in settings for name in each if not name.endswith("schedule"))
+    values = {name: {each[name] for each in settings if name in each} for name in names}
+    return {name: found for name, found in values.items() if len(found) > 1}
+
+
+def _describe(run: Results, differing: Mapping[str, set[str]]) -> str:
+    """Return the number of tasks, the training, and the settings that differ from other runs."""
+    settings = _settings(run)
+    parts = [f"{run.num_tasks} tasks", describe_training(run)]
+    parts += [f"{name} {_distinct(settings[name], values)}" for name, values in differing.items() if name in settings]
+    return ", ".join(parts)
+
+
+def _settings(run: Results) -> dict[str, str]:
+    return upgrade_settings_text(run.settings or {})
+
+
+def _distinct(value: str, values: set[str]) -> str:
+    """Return the parts of a setting that not all values have, or the whole value."""
+    common = set.intersection(*({*other.split(", ")} for other in values))
+    return ", ".join(part for part in value.split(", ") if part not in common) or value
+
+
+def _incremental_accuracy_over_images(runs: Sequence[Results], metrics: Sequence[Metrics]) -> str:
+    """Return the AIA over images, or nothing if all tasks have equally many classes."""
+    if len(set(runs[0].classes_per_task)) == 1:
+        return ""
+    curves = [accuracy_over_images(run, each.accuracy) for run, each in zip(runs, metrics, strict=True)]
+    return format_mean([statistics.fmean(curve) for curve in curves])
+
+
+def _top5(metrics: Sequence[Metrics]) -> str:
+    values = [each.top5 for each in metrics if each.top5 is not None]
+    return format_mean(values) if len(values) == len(metrics) else ""
+
+
+def _published(recipe: str, size: int) -> str:
+    """Return the paper's number for a recipe and a group size, if it has one."""
+    paper = PUBLISHED.get(recipe)
+    if paper is None:
+        return ""
+    if paper.BWT is not None and size == 60:
+        return f"AIA over images {paper.AIA} ± {paper.AIA_std}, BWT {paper.BWT}"
+    if size in paper.history:
+        return f"{paper.history[size][-1]:.1f} ({paper.measure})"
     return ""
 
 
-def _cell(values: Sequence[float], runs: Sequence[Results]) -> str:
-    """Return a mean and spread, and of how many runs, where they are not all."""
-    of = f" ({len(values)} of {len(runs)} runs)" if len(values) < len(runs) else ""
-    return f"{mean_and_spread(values)}{of}" if values else ""
-
-
-def common(runs: Sequence[Results]) -> tuple[list[str], list[str]]:
-    """Return the selectors and the group sizes that all runs have."""
-    selectors = [name for name in runs[0]["class_il"] if all(name in run["class_il"] for run in runs)]
-    every = [by_size for run in runs for name, by_size in run["class_il"].items() if name in selectors]
-    return selectors, [size for size in (every[0] if every else []) if all(size in by_size for by_size in every)]
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    return statistics.fmean([value for value in values if value is not None])
+def _cell(values: Sequence[float], runs: int) -> str:
+    """Return mean and standard deviation, and the number of runs if it is smaller than `runs`."""
+    count = f" ({len(values)} of {runs} runs)" if len(values) < runs else ""
+    return f"{format_mean(values)}{count}" if values else ""

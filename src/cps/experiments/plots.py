@@ -1,219 +1,238 @@
-"""Pictures of results: matplotlib figures, one function each, all labelled and readable in print."""
+"""Plots of results: one function for each matplotlib figure, all with labelled axes and readable in print."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle, product
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cps.evaluation.metrics import backward_transfer, history
-from cps.experiments.aggregate import common, in_words
+from cps.evaluation.metrics import Matrix, backward_transfer, history
+from cps.evaluation.results import Metrics
+from cps.experiments.aggregate import common_selectors_and_sizes, describe_group_size
 from cps.experiments.published import PUBLISHED
+from cps.experiments.results import Results
 
-Results = dict[str, Any]
-
-KINDS = {"accuracy": "class accuracy", "selection": "selection accuracy"}
 COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
+SELECTOR_COLOURS = {
+    "Cascade": "ours",
+    "MaxOutput": "other",
+    "ImportanceSignature": "low",
+    "ImportanceSignature-L1": "grey",
+}
+TASK_KNOWN = "task known (task-IL)"
 
-SELECTORS = {"Cascade": "ours", "MaxOutput": "other", "ImportanceSignature": "low", "ImportanceSignature-L1": "grey"}
+
+def large_group_size(sizes: Sequence[int]) -> int:
+    """Return the group size to show beside the smallest one: 20, or the largest if there is no 20."""
+    return 20 if 20 in sizes else sizes[-1]
 
 
-def large_size(sizes: Sequence[str]) -> str:
-    """Return the group size to show beside the smallest: 20, or the largest there is."""
-    return "20" if "20" in sizes else sizes[-1]
-
-
-def accuracy_history(results: Results) -> Figure:
-    """Accuracy after each task: ours at group size 1 and at the largest, the ceiling, and the bounds."""
+def plot_accuracy_history(results: Results) -> Figure:
+    """Plot the accuracy after each task: ours for two group sizes, with the task known, and the bounds."""
     figure, axes = _figure()
-    tasks = range(1, len(results["classes_per_task"]) + 1)
-    selector = results["default_selector"]
-    by_size = results["class_il"][selector]
-    sizes = list(by_size)
-    axes.plot(tasks, _history(results["task_il"]), "s-", color=COLOURS["ceiling"], label="task known (task-IL)")
-    for size, style in zip(dict.fromkeys((sizes[0], large_size(sizes))), ("o-", "o--"), strict=False):
-        _line(axes, tasks, _history(by_size[size]), style, COLOURS["ours"], f"cps {selector}, {in_words(size)}")
-    bounds = results.get("bounds", {})
-    if "finetuning" in bounds:
-        axes.plot(tasks, _history(bounds["finetuning"]), "v-", color=COLOURS["low"], label="finetuning")
-    if "joint" in bounds:
-        axes.axhline(bounds["joint"]["ACC"], color=COLOURS["grey"], linestyle=":", label="joint training, all tasks")
+    tasks = range(1, results.num_tasks + 1)
+    axes.plot(tasks, history(results.task_il.accuracy), "s-", color=COLOURS["ceiling"], label=TASK_KNOWN)
+    for size, style in zip(_shown_sizes(results), ("o-", "o--"), strict=False):
+        curve = history(results.default_metrics[size].accuracy)
+        _line(axes, tasks, curve, style, COLOURS["ours"], _our_label(results, size))
+    if results.bounds.finetuning is not None:
+        curve = history(results.bounds.finetuning.accuracy)
+        axes.plot(tasks, curve, "v-", color=COLOURS["low"], label="finetuning")
+    if results.bounds.joint is not None:
+        label = "joint training on all tasks"
+        axes.axhline(results.bounds.joint.ACC, color=COLOURS["grey"], linestyle=":", label=label)
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
-    _count(axes, tasks)
+    _number_ticks(axes, tasks)
     return figure
 
 
-def matrices(results: Results, size: str) -> Figure:
-    """Heatmaps: class-IL accuracy and selection accuracy on each task (column) after each task (row)."""
-    entry = results["class_il"][results["default_selector"]][size]
-    titles = {f"{what} (%)\ngroup size {size}": entry[key] for key, what in KINDS.items()}
-    return _heatmaps(titles)
+def plot_matrices(results: Results, size: int) -> Figure:
+    """Plot heatmaps of class accuracy and selection accuracy on each task (column) after each task (row)."""
+    metrics = results.default_metrics[size]
+    matrices = {f"class accuracy (%)\ngroup size {size}": metrics.accuracy}
+    if metrics.selection is not None:
+        matrices[f"selection accuracy (%)\ngroup size {size}"] = metrics.selection
+    return _heatmaps(matrices)
 
 
-def selections(results: Results, size: str) -> Figure:
-    """Heatmaps: how often each selector finds the subnetwork, on each task after each task."""
+def plot_selection(results: Results, size: int) -> Figure:
+    """Plot heatmaps of the selection accuracy of each selector on each task (column) after each task (row)."""
+    found = {selector: by_size[size].selection for selector, by_size in results.class_il.items() if size in by_size}
     return _heatmaps(
         {
-            f"{selector}: selected (%)\ngroup size {size}": by[size]["selection"]
-            for selector, by in results["class_il"].items()
+            f"{selector}: selection accuracy (%)\ngroup size {size}": selection
+            for selector, selection in found.items()
+            if selection is not None
         }
     )
 
 
-def accuracy_on_each_task(results: Results) -> Figure:
-    """Accuracy on each task after the last: no task is lost, whenever it was learned."""
-    figure, axes = _figure(width=max(6.4, 0.5 * len(results["classes_per_task"])))
-    selector = results["default_selector"]
-    by_size = results["class_il"][selector]
-    sizes = list(by_size)
-    large = large_size(sizes)
-    shown = {"task known (task-IL)": results["task_il"]}
-    shown |= {f"cps {selector}, {in_words(size)}": by_size[size] for size in (large, sizes[0])}
+def plot_final_accuracy(results: Results) -> Figure:
+    """Plot the accuracy on each task after the last one, as bars."""
+    tasks = results.num_tasks
+    figure, axes = _figure(width=max(6.4, 0.5 * tasks))
+    smallest, large = results.group_sizes[0], large_group_size(results.group_sizes)
+    shown = {TASK_KNOWN: results.task_il}
+    shown |= {_our_label(results, size): results.default_metrics[size] for size in (large, smallest)}
     colours = (COLOURS["ceiling"], COLOURS["other"], COLOURS["ours"])
-    places = np.arange(1, len(results["classes_per_task"]) + 1)
-    for index, ((label, entry), colour) in enumerate(zip(shown.items(), colours, strict=False)):
-        last = _array(entry["accuracy"])[-1]
-        axes.bar(places + 0.28 * (index - (len(shown) - 1) / 2), last, 0.28, color=colour, label=label)
-    _count(axes, range(1, len(places) + 1))
+    places = np.arange(1, tasks + 1)
+    for index, ((label, metrics), colour) in enumerate(zip(shown.items(), colours, strict=False)):
+        offset = 0.28 * (index - (len(shown) - 1) / 2)
+        axes.bar(places + offset, metrics.accuracy[-1], 0.28, color=colour, label=label)
+    _number_ticks(axes, range(1, tasks + 1))
     _decorate(axes, "task", "accuracy after the last task (%)")
     _put_legend_above(axes)
     return figure
 
 
-def forgetting_history(results: Results) -> Figure:
-    """BWT after each task: how many points the tasks before it have lost since they were learned."""
+def plot_forgetting(results: Results) -> Figure:
+    """Plot the BWT after each task: how many points the earlier tasks have lost since they were learned."""
     figure, axes = _figure()
-    selector = results["default_selector"]
-    by_size = results["class_il"][selector]
-    sizes = list(by_size)
-    shown = {"task known (task-IL)": (results["task_il"], COLOURS["ceiling"], "s-")}
-    large = large_size(sizes)
-    shown[f"cps {selector}, {in_words(sizes[0])}"] = (by_size[sizes[0]], COLOURS["ours"], "o-")
-    if large != sizes[0]:
-        shown[f"cps {selector}, {in_words(large)}"] = (by_size[large], COLOURS["ours"], "o--")
-    if "finetuning" in results.get("bounds", {}):
-        shown["finetuning"] = (results["bounds"]["finetuning"], COLOURS["low"], "v-")
-    tasks = len(results["classes_per_task"])
-    for label, (entry, colour, style) in shown.items():
-        matrix = _array(entry["accuracy"])
-        lost = [backward_transfer(matrix[: after + 1, : after + 1]) for after in range(1, tasks)]
-        _line(axes, range(2, tasks + 1), lost, style, colour, label)
-    _count(axes, range(2, tasks + 1))
-    _decorate(axes, "tasks learned", "points forgotten so far (BWT)")
+    shown: dict[str, tuple[Metrics, str, str]] = {TASK_KNOWN: (results.task_il, COLOURS["ceiling"], "s-")}
+    for size, style in zip(_shown_sizes(results), ("o-", "o--"), strict=False):
+        shown[_our_label(results, size)] = (results.default_metrics[size], COLOURS["ours"], style)
+    if results.bounds.finetuning is not None:
+        shown["finetuning"] = (results.bounds.finetuning, COLOURS["low"], "v-")
+    ends = range(2, results.num_tasks + 1)
+    for label, (metrics, colour, style) in shown.items():
+        lost = [backward_transfer(metrics.accuracy[:end, :end]) for end in ends]
+        _line(axes, ends, lost, style, colour, label)
+    _number_ticks(axes, ends)
+    _decorate(axes, "tasks learned", "accuracy lost so far (BWT, points)")
     axes.set_ylim(-4, None)
     return figure
 
 
-def histories(runs: Sequence[Results], size: str) -> Figure:
-    """Accuracy after each task of several runs: the mean, and a band of one standard deviation."""
+def plot_mean_history(runs: Sequence[Results], size: int) -> Figure:
+    """Plot the accuracy after each task, the mean over runs, with a band of one standard deviation."""
     figure, axes = _figure()
-    selectors, sizes = common(runs)
-    selector = min(run["default_selector"] for run in runs)
-    tasks = range(1, len(runs[0]["classes_per_task"]) + 1)
-    shown = {"task known (task-IL)": ([run["task_il"] for run in runs], COLOURS["ceiling"], "s-")}
-    for number, style in (("1", "o-"), (size, "o--")):
-        if selector in selectors and number in sizes:
-            entries = [run["class_il"][selector][number] for run in runs]
-            shown[f"cps {selector}, {in_words(number)}"] = (entries, COLOURS["ours"], style)
-    for label, (entries, colour, style) in shown.items():
-        curves = np.array([_history(entry) for entry in entries])
-        _band(axes, tasks, curves, style, colour, label)
-    for number, curve in PUBLISHED.get(runs[0]["recipe"], {}).get("history", {}).items():
-        if number in (size, "task-IL") and len(curve) == len(tasks):
-            what = "task known" if number == "task-IL" else in_words(number)
-            axes.plot(tasks, curve, ":", color=COLOURS["grey"], label=f"paper, {what} (top-5)")
-    _count(axes, tasks)
+    selectors, sizes = common_selectors_and_sizes(runs)
+    selector = min(run.default_selector for run in runs)
+    tasks = range(1, runs[0].num_tasks + 1)
+    shown: dict[str, tuple[list[Metrics], str, str]] = {
+        TASK_KNOWN: ([run.task_il for run in runs], COLOURS["ceiling"], "s-")
+    }
+    for each, style in ((1, "o-"), (size, "o--")):
+        if selector in selectors and each in sizes:
+            metrics = [run.class_il[selector][each] for run in runs]
+            shown[f"cps {selector}, {describe_group_size(each)}"] = (metrics, COLOURS["ours"], style)
+    for label, (metrics, colour, style) in shown.items():
+        curves = np.array([history(each.accuracy) for each in metrics])
+        _mean_line(axes, tasks, curves, style, colour, label)
+    paper = PUBLISHED.get(runs[0].recipe)
+    published = {} if paper is None else {describe_group_size(size): paper.history.get(size, [])}
+    if paper is not None:
+        published["task known"] = paper.task_il
+    for label, curve in published.items():
+        if len(curve) == len(tasks):
+            axes.plot(tasks, curve, ":", color=COLOURS["grey"], label=f"paper, {label} (top-5)")
+    _number_ticks(axes, tasks)
     _decorate(axes, "tasks learned", "mean accuracy on the tasks so far (%)")
     return figure
 
 
-def group_sizes(runs: Sequence[Results]) -> Figure:
-    """Accuracy by group size of several runs, for each selector: the mean, and a band of one standard deviation."""
+def plot_group_sizes(runs: Sequence[Results]) -> Figure:
+    """Plot the accuracy by group size for each selector, the mean over runs, with a band of one standard deviation."""
     figure, axes = _figure()
-    selectors, sizes = common(runs)
-    others = cycle(product(("o--", "o:", "o-."), SELECTORS.values()))
+    selectors, sizes = common_selectors_and_sizes(runs)
+    others = cycle(product(("o--", "o:", "o-."), SELECTOR_COLOURS.values()))
     for selector in selectors:
-        curves = np.array([[run["class_il"][selector][size]["ACC"] for size in sizes] for run in runs])
-        style, colour = ("o-", SELECTORS[selector]) if selector in SELECTORS else next(others)
-        _band(axes, range(len(sizes)), curves, style, COLOURS[colour], selector)
-    ceiling = float(np.mean([run["task_il"]["ACC"] for run in runs]))
-    axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label="task known (task-IL)")
-    axes.set_xticks(range(len(sizes)), sizes)
-    _decorate(axes, "images known to share a task (group size)", "accuracy after the last task (%)")
+        curves = np.array([[run.class_il[selector][size].ACC for size in sizes] for run in runs])
+        style, colour = ("o-", SELECTOR_COLOURS[selector]) if selector in SELECTOR_COLOURS else next(others)
+        _mean_line(axes, range(len(sizes)), curves, style, COLOURS[colour], selector)
+    ceiling = float(np.mean([run.task_il.ACC for run in runs]))
+    axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label=TASK_KNOWN)
+    axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
+    _decorate(axes, "group size (images known to share a task)", "accuracy after the last task (%)")
     return figure
 
 
-def _band(axes: Axes, places: Sequence[int], curves: np.ndarray, style: str, colour: str, label: str) -> None:
-    """Draw the mean of some curves, and a band of one standard deviation where there are several."""
-    mean = curves.mean(axis=0)
-    _line(axes, places, mean, style, colour, label)
-    if len(curves) > 1:
-        spread = curves.std(axis=0, ddof=1)
-        axes.fill_between(places, mean - spread, mean + spread, color=colour, alpha=0.15, linewidth=0)
+def plot_layer_sharing(results: Results) -> Figure:
+    """Plot the union and intersection of all subnetworks in each layer, and how many tasks share a weight."""
+    layers, sharing = results.layers, results.sharing
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    places = np.arange(len(layers))
+    left.bar(places - 0.2, [layer.union for layer in layers], 0.4, color=COLOURS["ours"], label="any task (union)")
+    left.bar(
+        places + 0.2, [layer.intersection for layer in layers], 0.4,
+        color=COLOURS["other"], label="every task (intersection)",
+    )  # fmt: skip
+    left.set_xticks(places, [layer.name for layer in layers], rotation=45, ha="right", fontsize=7)
+    _decorate(left, "", "weights used (%)")
+    _put_legend_above(left)
+    right.bar(range(len(sharing)), sharing, color=COLOURS["ours"])
+    _number_ticks(right, range(len(sharing)), most=12)
+    right.set_xlabel("number of tasks that use a weight (0: free)")
+    right.set_ylabel("share of all weights (%)")
+    draw_light_grid(right)
+    return figure
 
 
-def _line(axes: Axes, places: Sequence[int], values: Any, style: str, colour: str, label: str) -> None:
-    """Draw a curve; the marks of a dashed one are hollow, so that those beneath show."""
-    axes.plot(places, values, style, color=colour, markerfacecolor="white" if "--" in style else colour, label=label)
+def plot_taken_weights(results: Results) -> Figure:
+    """Plot the weights that each subnetwork uses, and those that all tasks so far use together."""
+    figure, axes = _figure()
+    tasks = range(1, len(results.subnetworks) + 1)
+    density = [subnetwork.density for subnetwork in results.subnetworks]
+    axes.bar(tasks, density, color=COLOURS["ours"], label="used by this task")
+    taken = [subnetwork.taken for subnetwork in results.subnetworks]
+    axes.plot(tasks, taken, "o-", color=COLOURS["low"], label="used by all tasks so far")
+    _number_ticks(axes, tasks)
+    _decorate(axes, "task", "share of all weights (%)")
+    return figure
 
 
-def _heatmaps(matrices: dict[str, Any]) -> Figure:
+def draw_light_grid(axes: Axes) -> None:
+    """Draw thin horizontal lines, and remove the upper and right border."""
+    axes.grid(axis="y", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _shown_sizes(results: Results) -> list[int]:
+    """Return the smallest group size and a large one, or only one if they are equal."""
+    return list(dict.fromkeys((results.group_sizes[0], large_group_size(results.group_sizes))))
+
+
+def _our_label(results: Results, size: int) -> str:
+    return f"cps {results.default_selector}, {describe_group_size(size)}"
+
+
+def _heatmaps(matrices: Mapping[str, Matrix]) -> Figure:
     """Draw matrices (after, on) side by side."""
     tasks = len(next(iter(matrices.values())))
     side = max(3.2, 0.36 * tasks + 1.2)
     figure = Figure(figsize=(len(matrices) * side + 1.2, side + 0.3), layout="constrained")
     every = figure.subplots(1, len(matrices), squeeze=False)[0]
-    for axes, (title, rows) in zip(every, matrices.items(), strict=True):
-        values = _array(rows)
-        picture = axes.imshow(values, vmin=0, vmax=100, cmap="viridis")
+    for axes, (title, values) in zip(every, matrices.items(), strict=True):
+        image = axes.imshow(values, vmin=0, vmax=100, cmap="viridis")
         axes.set_title(title, fontsize=9)
-        axes.set_xlabel("on task")
-        axes.set_ylabel("after task")
+        axes.set_xlabel("tested on task")
+        axes.set_ylabel("after learning task")
         axes.set_xticks(range(tasks), range(1, tasks + 1), fontsize=8)
         axes.set_yticks(range(tasks), range(1, tasks + 1), fontsize=8)
         for after in range(tasks):
             for on in range(after + 1):
                 colour = "black" if values[after, on] > 60 else "white"
                 axes.text(on, after, f"{values[after, on]:.0f}", ha="center", va="center", color=colour, fontsize=7)
-        figure.colorbar(picture, ax=axes, shrink=0.8)
+        figure.colorbar(image, ax=axes, shrink=0.8)
     return figure
 
 
-def weights_per_layer(results: Results) -> Figure:
-    """Union and intersection of all subnetworks in each layer, and how many tasks share a weight."""
-    layers, sharing = results["layers"], results["sharing"]
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    places = np.arange(len(layers))
-    left.bar(places - 0.2, [layer["union"] for layer in layers], 0.4, color=COLOURS["ours"], label="any task (union)")
-    left.bar(
-        places + 0.2, [layer["intersection"] for layer in layers], 0.4,
-        color=COLOURS["other"], label="every task (intersection)",
-    )  # fmt: skip
-    left.set_xticks(places, [layer["name"] for layer in layers], rotation=45, ha="right", fontsize=7)
-    _decorate(left, "", "weights used (%)")
-    _put_legend_above(left)
-    right.bar(range(len(sharing)), sharing, color=COLOURS["ours"])
-    _count(right, range(len(sharing)), most=12)
-    right.set_xlabel("tasks that use a weight (0: still free)")
-    right.set_ylabel("share of all weights (%)")
-    light_grid(right)
-    return figure
+def _mean_line(axes: Axes, places: Sequence[int], curves: Matrix, style: str, colour: str, label: str) -> None:
+    """Draw the mean of some curves, and a band of one standard deviation if there are several."""
+    mean = curves.mean(axis=0)
+    _line(axes, places, mean, style, colour, label)
+    if len(curves) > 1:
+        deviation = curves.std(axis=0, ddof=1)
+        axes.fill_between(places, mean - deviation, mean + deviation, color=colour, alpha=0.15, linewidth=0)
 
 
-def taken_by_task(results: Results) -> Figure:
-    """What each subnetwork uses, and what all together have taken after it."""
-    figure, axes = _figure()
-    tasks = range(1, len(results["subnetworks"]) + 1)
-    density = [entry["density"] for entry in results["subnetworks"]]
-    axes.bar(tasks, density, color=COLOURS["ours"], label="used by the task's subnetwork")
-    taken = [entry["taken"] for entry in results["subnetworks"]]
-    axes.plot(tasks, taken, "o-", color=COLOURS["low"], label="taken so far, all tasks together")
-    _count(axes, tasks)
-    _decorate(axes, "task", "share of all weights (%)")
-    return figure
+def _line(
+    axes: Axes, places: Sequence[int], values: Sequence[float] | Matrix, style: str, colour: str, label: str
+) -> None:
+    """Draw a curve. The markers of dashed curves are hollow, so that markers below them stay visible."""
+    axes.plot(places, values, style, color=colour, markerfacecolor="white" if "--" in style else colour, label=label)
 
 
 def _figure(width: float = 6.4) -> tuple[Figure, Axes]:
@@ -222,33 +241,20 @@ def _figure(width: float = 6.4) -> tuple[Figure, Axes]:
 
 
 def _decorate(axes: Axes, x: str, y: str) -> None:
+    """Add the labels of the axes, a scale from 0 to 100, a grid and a legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(0, 104)
-    light_grid(axes)
+    draw_light_grid(axes)
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 def _put_legend_above(axes: Axes) -> None:
-    """Move the legend out of the way of bars."""
+    """Move the legend above the plot, where it covers no bars."""
     axes.legend(fontsize=8, frameon=False, loc="lower left", ncols=3, bbox_to_anchor=(0, 1))
 
 
-def _count(axes: Axes, numbers: range, most: int = 20) -> None:
-    """Write numbers below the x-axis: all, or every second, fifth, ..., so that they do not touch."""
+def _number_ticks(axes: Axes, numbers: range, most: int = 20) -> None:
+    """Label the x-axis with all numbers, or with every second, fifth, ... one if there are more than `most`."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, len(numbers)) if len(numbers) <= most * step)
     axes.set_xticks([number for number in numbers if number % step == 0])
-
-
-def light_grid(axes: Axes) -> None:
-    """Draw thin lines across, and no frame."""
-    axes.grid(axis="y", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _array(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
-    return np.array([[np.nan if value is None else value for value in row] for row in rows], dtype=float)
-
-
-def _history(entry: dict[str, Any]) -> list[float]:
-    return history(_array(entry["accuracy"]))

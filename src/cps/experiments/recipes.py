@@ -1,4 +1,4 @@
-"""Recipes: one function for each experiment, returning all of its settings as plain data."""
+"""Recipes: one function for each experiment, which returns all of its settings as plain data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from torch import nn
 from cps.config import SETTINGS
 from cps.data.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
 from cps.data.datasets import (
-    imagenet_weights,
+    load_imagenet_weights,
     read_cifar100,
     read_cub200,
     read_digits,
@@ -26,27 +26,31 @@ from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Scenario, split_by_class
 from cps.network.backbones import Builtin, SmallConvNet
 from cps.network.capacity import Capacity
-from cps.pruning.nnrelief import NNrelief, Pruner
+from cps.pruning.base import Pruner
+from cps.pruning.nnrelief import NNrelief
 from cps.runtime.seeding import seeded
-from cps.selection.base import ImportanceSignature, MaxOutput, Selector
+from cps.selection.base import Selector
 from cps.selection.cascade import Cascade
+from cps.selection.importance_signature import ImportanceSignature
+from cps.selection.max_output import MaxOutput
 from cps.training.losses import Contrastive
-from cps.training.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scaled
+from cps.training.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scale_epochs
 
-SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
-JOINT = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # on all of CIFAR-100 at once
-PAPER = Capacity(crowded=0.0)  # every task starts from all sealed weights
-FIRST = Cascade(size=32, shrinkage=0.1)  # that of the published runs of the paper's recipes
-SURE = Cascade(
+ALL_SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
+JOINT_CIFAR = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # joint training on CIFAR-100
+PAPER_CAPACITY = Capacity(min_free=0.0)  # every task starts from all sealed weights
+PAPER_CASCADE = Cascade(size=32, shrinkage=0.1)  # the cascade of the published runs with the paper's training
+SINGLE_IMAGE_CASCADE = Cascade(  # for tasks with many images and long training
     size=64, shrinkage=0.1, temperature=5.0, logit_weight=2.0, covariance_pooling=0.7, mean_contraction=0.8
-)  # many images, long training
+)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One experiment: data, the cut into tasks, backbone and the learner's settings; `cost` is in words.
+    """One experiment: the data, the classes per task, the backbone and the settings of the learner.
 
-    `joint` is how joint training on all classes trains, where `train` would make it a poor upper bound.
+    `joint` holds the settings of joint training if `train` would make it a poor upper bound. `pretrained` loads weights
+    into a new backbone. `about` and `cost` are texts for `cps bench --list`.
     """
 
     name: str
@@ -71,46 +75,50 @@ class Recipe:
     cost: str = ""
 
     def scenario(
-        self, data: Path | None, order: int | None, watch: Callable[[int, int], None] | None = None
+        self, data: Path | None, order: int | None, on_progress: Callable[[int, int], None] | None = None
     ) -> Scenario:
-        """Return the tasks, in the order of classes that a seed gives (None: sorted).
+        """Return the tasks; `order` is the seed of the class order (None: sorted).
 
-        `watch` is called while images are decoded, which is done when a task is learned.
+        Images in files are decoded when a task is learned. `on_progress(done, total)` is called meanwhile.
         """
         train, test = self.read(data)
         for part in (train, test):
             if isinstance(part, ImageFolder):
-                part.watch = watch
+                part.on_progress = on_progress
         return split_by_class(train, test, sizes=self.sizes, order=order)
 
-    def drawn(self, seed: int) -> nn.Module:
-        """Return a new backbone whose values depend on the seed alone."""
+    def make_backbone(self, seed: int) -> nn.Module:
+        """Return a new backbone whose values depend only on the seed."""
         with seeded(torch.device("cpu"), seed):
             return self.backbone()
 
     def learner_settings(self) -> dict[str, Any]:
-        """Return what `Learner` takes of the recipe."""
+        """Return the settings that `Learner` takes, without the seed."""
         return {name: getattr(self, name) for name in SETTINGS if name != "seed"}
 
-    def selecting_by(self, name: str) -> "Recipe":
-        """Return the recipe with the selector of that name as the one that predicts."""
-        known = {selector.name: selector for selector in (*SELECTORS, *self.selectors)}
+    def with_selector(self, name: str) -> "Recipe":
+        """Return the recipe with the selector of that name as the first one, which predicts."""
+        known = {selector.name: selector for selector in (*ALL_SELECTORS, *self.selectors)}
         if name not in known:
-            raise ValueError(f"there is no selector '{name}'; there are: {', '.join(known)}")
+            raise ValueError(f"unknown selector '{name}'; choose from: {', '.join(known)}")
         others = tuple(selector for selector in self.selectors if selector.name != name)
         return replace(self, selectors=(known[name], *others))
 
-    def scaled(self, epochs: float) -> "Recipe":
-        """Return the recipe with `epochs` times the epochs, for a short trial."""
-        joint = self.joint and scaled(self.joint, epochs)
-        return replace(self, train=scaled(self.train, epochs), retrain=scaled(self.retrain, epochs), joint=joint)
+    def with_scaled_epochs(self, factor: float) -> "Recipe":
+        """Return the recipe with `factor` times the epochs, for a short trial."""
+        return replace(
+            self,
+            train=scale_epochs(self.train, factor),
+            retrain=scale_epochs(self.retrain, factor),
+            joint=self.joint and scale_epochs(self.joint, factor),
+        )
 
 
 def digits() -> Recipe:
-    """Return the demo: scikit-learn's 8x8 digits, five tasks of two, a small convolutional network."""
+    """Return the demo: scikit-learn's 8x8 digits in five tasks of two classes, with a small convolutional network."""
     return Recipe(
         name="digits",
-        about="scikit-learn's 8x8 digits in 5 tasks of 2, a small network; the demo",
+        about="The demo: scikit-learn's 8x8 digits in 5 tasks of 2, small network",
         read=read_digits,
         sizes=2,
         cost="1 min on 2 cores",
@@ -124,10 +132,10 @@ def digits() -> Recipe:
 
 
 def cifar100(tasks: int) -> Recipe:
-    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks, or in more: ResNet-18(1/3), Adam, three rounds."""
+    """Return the paper's CIFAR-100 in 5, 10 or 20 equal tasks (or more): ResNet-18(1/3), Adam, three pruning rounds."""
     return Recipe(
         name=f"cifar100-{tasks}",
-        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3); the paper's training",
+        about=f"CIFAR-100 in {tasks} tasks of {100 // tasks}, ResNet-18(1/3), trained as in the paper",
         read=read_cifar100,
         sizes=100 // tasks,
         cost="3 min on an H200",
@@ -136,22 +144,25 @@ def cifar100(tasks: int) -> Recipe:
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
         pruner=NNrelief(alpha=0.9),
         rounds=3,
-        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
+        selectors=(MaxOutput(), ImportanceSignature(), PAPER_CASCADE),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
-        joint=JOINT,
-        capacity=PAPER,
+        joint=JOINT_CIFAR,
+        capacity=PAPER_CAPACITY,
     )
 
 
 def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe:
-    """Return the paper's ImageNet in ten tasks: ResNet-18, one round; DATA/train/CLASS and DATA/val/CLASS."""
+    """Return the paper's ImageNet in ten tasks: ResNet-18, one pruning round.
+
+    The folder of data must have the images as train/CLASS and val/CLASS.
+    """
     return Recipe(
         name=f"imagenet{classes}{suffix}",
         about=f"ImageNet, {classes} classes in 10 tasks, ResNet-18, {type(optimizer).__name__}; the paper's settings",
         read=read_imagenet100 if classes == 100 else read_image_folders,
         sizes=classes // 10,
-        cost=f"about {classes // 6} min on an H200, and decoding",
+        cost=f"about {classes // 6} min on an H200, plus decoding",
         backbone=Builtin("resnet18-large"),
         train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
@@ -159,13 +170,13 @@ def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe
         rounds=1,
         augment=Chain((ResizedCrop(), Flip())),
         normalize=IMAGENET,
-        capacity=PAPER,
+        capacity=PAPER_CAPACITY,
         order=1993,
     )
 
 
 def cub200() -> Recipe:
-    """Return the paper's CUB-200 in four tasks of 50: ResNet-18 with ImageNet weights, one round."""
+    """Return the paper's CUB-200 in four tasks of 50: ResNet-18 with ImageNet weights, one pruning round."""
     optimizer = SGD(1e-2, weight_decay=1e-4)
     return Recipe(
         name="cub200",
@@ -174,21 +185,24 @@ def cub200() -> Recipe:
         sizes=50,
         cost="3 min on an H200",
         backbone=Builtin("resnet18-large"),
-        pretrained=imagenet_weights,
+        pretrained=load_imagenet_weights,
         train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
         pruner=NNrelief(alpha=0.95),
         rounds=1,
-        selectors=(MaxOutput(), ImportanceSignature(), FIRST),
+        selectors=(MaxOutput(), ImportanceSignature(), PAPER_CASCADE),
         augment=Chain((ResizedCrop(), Flip())),
         normalize=IMAGENET,
-        capacity=PAPER,
+        capacity=PAPER_CAPACITY,
         prune_images=100,
     )
 
 
 def cifar100_b50(rounds: int = 1) -> Recipe:
-    """Return the paper's CIFAR-100 in a task of 50 and five of 10: ResNet-32, signature; 0 rounds is CP&S-frozen."""
+    """Return the paper's CIFAR-100 in a task of 50 and five of 10: ResNet-32, importance signature.
+
+    With 0 rounds it is CP&S-frozen.
+    """
     frozen = ", convolutions frozen after the first task" if rounds == 0 else ""
     return Recipe(
         name="cifar100-b50" if rounds else "cifar100-b50-frozen",
@@ -201,21 +215,21 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
         rounds=rounds,
-        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), FIRST),
+        selectors=(ImportanceSignature(norm=1), ImportanceSignature(norm=2), MaxOutput(), PAPER_CASCADE),
         augment=Chain((PadCrop(4), Flip())),
         normalize=IMAGENET,
-        joint=JOINT,
-        capacity=PAPER,
+        joint=JOINT_CIFAR,
+        capacity=PAPER_CAPACITY,
         group_sizes=(1, 2, 5, 10, 20, 50, 60),
     )
 
 
 def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
-    """Return CIFAR-100 made for single images: ResNet-18, classes in four turns, a contrastive term, the cascade."""
+    """Return CIFAR-100 with settings for single images: ResNet-18, four rotations, contrastive loss, cascade."""
     train = Training(80, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128, loss=Contrastive())
     return Recipe(
         name=f"cifar100-{name}-single",
-        about=f"CIFAR-100 cut as in cifar100-{name}, made for single images: ResNet-18, classes in four turns, cascade",
+        about=f"CIFAR-100, tasks as in cifar100-{name}, trained for single images: ResNet-18, four rotations, cascade",
         read=read_cifar100,
         sizes=sizes,
         cost="8 min on an H200",
@@ -224,12 +238,12 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         retrain=replace(train, epochs=30),
         pruner=NNrelief(alpha=0.9),
         rounds=3,
-        selectors=(SURE, MaxOutput()),
+        selectors=(SINGLE_IMAGE_CASCADE, MaxOutput()),
         augment=Chain((ResizedCrop((0.3, 1.0)), Flip(), Colour())),
         rotations=Rotations(at_once=True, flips=True),
         normalize=IMAGENET,
         capacity=Capacity(budget=0.01),
-        joint=JOINT,
+        joint=JOINT_CIFAR,
     )
 
 

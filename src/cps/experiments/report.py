@@ -1,201 +1,222 @@
-"""The report: one HTML page with tables and pictures that needs nothing else."""
+"""The report: one self-contained HTML page with tables and plots of one or more runs."""
 
-import html
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
-from cps.experiments import aggregate as comparison
-from cps.experiments import plots as pictures
-from cps.storage.container import write_text
+from cps.experiments import plots
+from cps.experiments.aggregate import (
+    BOUNDS,
+    Table,
+    accuracy_table,
+    describe_group_size,
+    describe_training,
+    group_runs,
+    metrics_table,
+    task_table,
+)
+from cps.experiments.results import Results
+from cps.storage.atomic import write_text
 
-Results = dict[str, Any]
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { margin-bottom: 0; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #ddd; padding-bottom: .2rem; }
-.sub { color: #666; margin-top: .2rem; }
-.cards { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.4rem 0; padding: 0; list-style: none; }
-.cards li { flex: 1 1 9rem; border: 1px solid #ddd; border-radius: .5rem; padding: .7rem .9rem; }
-.cards b { display: block; font-size: 1.7rem; color: #0b5cad; } .cards .low b { color: #b8322f; }
-.cards .ceiling b { color: #3d8650; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; font-size: .9rem; }
-th, td { padding: .3rem .55rem; text-align: right; } td { white-space: nowrap; }
-th:first-child, td:first-child, .words { text-align: left; } thead th { border-bottom: 2px solid #bbb; }
-tbody tr:nth-child(even) { background: #f6f8fa; }
-figure { margin: 1.2rem 0; } figure svg { max-width: 100%; height: auto; }
-figcaption { color: #555; font-size: .92rem; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; } dt { color: #666; } dd { margin: 0; }
-@media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } figure { break-inside: avoid; } }
-"""
+class HtmlTable(NamedTuple):
+    """A table for the template; columns of text are aligned left, columns of numbers right."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_text: Sequence[bool]
+
+
+class HtmlFigure(NamedTuple):
+    """A plot as SVG, with a caption."""
+
+    svg: str
+    caption: str
+
+
+class Card(NamedTuple):
+    """One of the large numbers at the top of a run; `kind` is its CSS class."""
+
+    kind: str
+    value: str
+    text: str
 
 
 def write_report(path: Path, runs: Sequence[Results]) -> None:
     """Write the page about one or more runs."""
-    title = ", ".join(dict.fromkeys(run["recipe"] for run in runs))
-    body = "\n".join([*([_overview(runs)] if len(runs) > 1 else []), *(_section(run) for run in runs)])
-    page = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>cps: {html.escape(title)}</title><style>{STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+    environment = Environment(
+        loader=PackageLoader("cps.experiments"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
     )
-    write_text(path, page)
+    page = environment.get_template("report.html.j2").render(
+        title=", ".join(dict.fromkeys(run.recipe for run in runs)),
+        overview=_overview(runs) if len(runs) > 1 else None,
+        runs=[_section(run) for run in runs],
+    )
+    write_text(path, page.lstrip())
 
 
-def _overview(runs: Sequence[Results]) -> str:
-    """Return the section about all runs together: mean and standard deviation over those of the same recipe."""
-    parts = [
-        f"<h1>{len(runs)} runs</h1>",
-        '<p class="sub">mean ± standard deviation over runs that were trained alike and differ in order or seed</p>',
-        "<h2>Accuracy after the last task, by group size</h2>",
-        _html_table(*comparison.accuracy_table(runs)),
-        "<h2>Metrics</h2>",
-        _html_table(*comparison.metrics_table(runs)),
-        "<h2>Each task after the last one</h2>",
-        _html_table(*comparison.row_table(runs, "20")),
-    ]
-    for name, same in comparison.by_recipe(runs).items():
-        sizes = list(next(iter(same[0]["class_il"].values())))
-        large = pictures.large_size(sizes)
-        orders = ", ".join(f"order {run['order']} seed {run['seed']}" for run in same)
-        band = "; the band is one standard deviation" if len(same) > 1 else ""
-        parts += [
-            f"<h2>{html.escape(name)}</h2>",
-            f'<p class="sub">{html.escape(orders)}</p>',
-            _picture(pictures.histories(same, large), f"Accuracy after each task{band}."),
-            _picture(pictures.group_sizes(same), f"Accuracy by group size{band}."),
-        ]
-    return "\n".join(parts)
-
-
-def group_table(run: Results) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of accuracy by group size, as text."""
-    sizes = list(next(iter(run["class_il"].values())))
+def group_size_table(run: Results) -> Table:
+    """Return the table of accuracy by group size of one run, as text."""
+    sizes = run.group_sizes
     rows = []
-    for measured, how in ((run, ""), (run.get("flips"), ", flips")):
-        if measured:
-            rows.append([f"task known{how}", *[_percent(measured["task_il"]["ACC"])] * len(sizes)])
-            for selector, by_size in measured["class_il"].items():
-                rows.append([f"cps {selector}{how}", *(_percent(by_size[size]["ACC"]) for size in sizes)])
-    bounds = run.get("bounds", {})
-    for name, label in (("finetuning", "finetuning"), ("joint", "joint training")):
-        if name in bounds:
-            rows.append([label, _percent(bounds[name]["ACC"]), *[""] * (len(sizes) - 1)])
-    return ["accuracy (%) by group size", *sizes], rows
+    for evaluation, suffix in ((run, ""), (run.flips, ", flips")):
+        if evaluation is not None:
+            rows.append([f"task known{suffix}", *[_percent(evaluation.task_il.ACC)] * len(sizes)])
+            for selector, by_size in evaluation.class_il.items():
+                cells = [_percent(by_size[size].ACC) if size in by_size else "" for size in sizes]
+                rows.append([f"cps {selector}{suffix}", *cells])
+    for bound, label in BOUNDS.items():
+        metrics = getattr(run.bounds, bound)
+        if metrics is not None:
+            rows.append([label, _percent(metrics.ACC), *[""] * (len(sizes) - 1)])
+    return ["accuracy (%) by group size", *map(str, sizes)], rows
 
 
-def subnetwork_table(run: Results) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of the table of subnetworks, beside the dense network, as text."""
-    times = run["milliseconds_per_image"]
-    rows = [["dense network", "100.0", "", *_cost(run["dense"], times["dense"])]]
-    for entry, milliseconds in zip(run["subnetworks"], times["tasks"], strict=True):
-        shares = [_percent(entry["density"]), _percent(entry["taken"])]
-        rows.append([f"task {entry['task'] + 1}", *shares, *_cost(entry, milliseconds)])
-    return ["", "weights used, %", "taken so far, %", "parameters", "million operations", "ms per image"], rows
-
-
-def _cost(entry: Results, milliseconds: float) -> list[str]:
-    return [f"{entry['parameters']:,}", f"{entry['operations'] / 1e6:.2f}", f"{milliseconds:.2f}"]
-
-
-def _section(run: Results) -> str:
-    sizes = list(next(iter(run["class_il"].values())))
-    large = pictures.large_size(sizes)
-    tasks = run["classes_per_task"]
-    several, has_layers = large != sizes[0], "layers" in run
-    figures: list[tuple[bool, str, Callable[[], Figure]]] = [
-        (True, "Accuracy after each task. A method that forgets falls; the gap between the blue lines and the green "
-         "one is the price of not being told the task.", lambda: pictures.accuracy_history(run)),
-        (True, "Accuracy by group size, after the last task. A group is a number of images that are known to share a "
-         "task; one image assumes nothing.", lambda: pictures.group_sizes([run])),
-        (True, f"By {comparison.in_words(sizes[0])}: accuracy of the class, and of the selected subnetwork.",
-         lambda: pictures.matrices(run, sizes[0])),
-        (several, f"The same for groups of {large}.", lambda: pictures.matrices(run, large)),
-        (True, f"How often each selector finds the subnetwork by {comparison.in_words(sizes[0])}.",
-         lambda: pictures.selections(run, sizes[0])),
-        (several, f"The same for groups of {large}.", lambda: pictures.selections(run, large)),
-        (True, "Accuracy on each task after the last.", lambda: pictures.accuracy_on_each_task(run)),
-        (True, "Points forgotten so far. With the task known nothing is forgotten; without, more tasks to choose among "
-         "cost some accuracy on all.", lambda: pictures.forgetting_history(run)),
-        (has_layers, "Weights of each layer used by any and by every task, and how many tasks share a weight.",
-         lambda: pictures.weights_per_layer(run)),
-        (True, "Weights used by each subnetwork, and taken by all so far.", lambda: pictures.taken_by_task(run)),
-    ]  # fmt: skip
-    return "\n".join(
-        [
-            f"<h1>{html.escape(run['recipe'])}</h1>",
-            f'<p class="sub">{len(tasks)} tasks, {sum(tasks)} classes ({_sizes(tasks)}), order '
-            f"{html.escape(str(run['order']))}, seed {run['seed']}, {comparison.training_of(run)}, one run</p>",
-            _cards(run, large),
-            "<h2>Accuracy after the last task, by group size</h2>",
-            _html_table(*group_table(run)),
-            "<h2>Pictures</h2>",
-            *(_picture(draw(), caption) for is_there, caption, draw in figures if is_there),
-            *(["<h2>The subnetworks</h2>", _html_table(*subnetwork_table(run))] if "dense" in run else []),
-            "<h2>The run</h2>",
-            _facts(run),
-        ]
-    )
-
-
-def _cards(run: Results, large: str) -> str:
-    ours = run["class_il"][run["default_selector"]]
-    first = next(iter(ours))
-    cards = [
-        *(
-            ("", _percent(ours[size]["ACC"]), f"class-IL accuracy, {comparison.in_words(size)}")
-            for size in dict.fromkeys((first, large))
-        ),
-        ("ceiling", _percent(run["task_il"]["ACC"]), "task-IL accuracy: the task is known"),
-        ("ceiling", _percent(run["task_il"]["BWT"]), "forgotten (BWT, task-IL)"),
-    ]
-    if "finetuning" in run.get("bounds", {}):
-        cards.append(("low", _percent(run["bounds"]["finetuning"]["ACC"]), "finetuning: forgets"))
-    items = "".join(f'<li class="{kind}"><b>{value}%</b>{html.escape(text)}</li>' for kind, value, text in cards)
-    return f'<ul class="cards">{items}</ul>'
-
-
-def _facts(run: Results) -> str:
-    has_cascade = "Cascade" in run["class_il"] and run["recipe"].startswith("cifar100")
-    except_for = " but for the cascade's default settings (docs/one-image-measured.md)" if has_cascade else ""
-    facts = {
-        "device": run["device"],
-        "versions": ", ".join(f"{name} {version}" for name, version in run["versions"].items()),
-        "seconds": ", ".join(f"{name} {value:.1f}" for name, value in run["seconds"].items()),
-        "shared weights": f"{run.get('weights', 0):,}",
-        "training": comparison.training_of(run),
-        "selector": run["default_selector"],
-        "protocol": f"last epoch, no choice made on test images{except_for}; groups drawn at random within a task; a "
-        "group whose task is mistaken counts as wrong whole; mirror images only where 'flips' says so",
+def _overview(runs: Sequence[Results]) -> dict[str, Any]:
+    """Return what the template shows about all runs together."""
+    return {
+        "runs": len(runs),
+        "accuracy": _html_table(accuracy_table(runs)),
+        "metrics": _html_table(metrics_table(runs)),
+        "tasks": _html_table(task_table(runs, 20)),
+        "groups": [_group(name, same) for name, same in group_runs(runs).items()],
     }
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{html.escape(str(v))}</dd>" for name, v in facts.items()) + "</dl>"
 
 
-def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, columns of words to the left and those of numbers to the right."""
-    are_words = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)] or [True] * len(head)
+def _group(name: str, runs: Sequence[Results]) -> dict[str, Any]:
+    band = "; the band is one standard deviation" if len(runs) > 1 else ""
+    large = plots.large_group_size(runs[0].group_sizes)
+    return {
+        "name": name,
+        "runs": ", ".join(f"order {run.order} seed {run.seed}" for run in runs),
+        "figures": [
+            _html_figure(plots.plot_mean_history(runs, large), f"Accuracy after each task{band}."),
+            _html_figure(plots.plot_group_sizes(runs), f"Accuracy by group size{band}."),
+        ],
+    }
 
-    def line(cells: Sequence[str], tag: str) -> str:
-        kinds = [' class="words"' if is_words else "" for is_words in are_words]
-        return "".join(f"<{tag}{kind}>{html.escape(c)}</{tag}>" for kind, c in zip(kinds, cells, strict=True))
 
-    body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
+def _section(run: Results) -> dict[str, Any]:
+    """Return what the template shows about one run."""
+    tasks = run.classes_per_task
+    description = [
+        f"{len(tasks)} tasks",
+        f"{sum(tasks)} classes ({_describe_sizes(tasks)})",
+        f"order {run.order}",
+        f"seed {run.seed}",
+        describe_training(run),
+        "one run",
+    ]
+    table = _subnetwork_table(run)
+    return {
+        "name": run.recipe,
+        "description": ", ".join(description),
+        "cards": _cards(run),
+        "accuracy": _html_table(group_size_table(run)),
+        "figures": _figures(run),
+        "subnetworks": None if table is None else _html_table(table),
+        "facts": _facts(run),
+    }
 
 
-def _picture(figure: Figure, caption: str) -> str:
+def _figures(run: Results) -> list[HtmlFigure]:
+    smallest, large = run.group_sizes[0], plots.large_group_size(run.group_sizes)
+    has_large = large != smallest
+    figures: list[tuple[bool, str, Callable[[], Figure]]] = [
+        (True, "Accuracy after each task. A method that forgets loses accuracy. The gap between the blue lines and the "
+         "green line is the cost of not knowing the task.", lambda: plots.plot_accuracy_history(run)),
+        (True, "Accuracy by group size after the last task. The images of a group are known to share a task; group "
+         "size 1 assumes nothing.", lambda: plots.plot_group_sizes([run])),
+        (True, f"Accuracy of the predicted class and of the selected task for {describe_group_size(smallest)}.",
+         lambda: plots.plot_matrices(run, smallest)),
+        (has_large, f"The same for groups of {large}.", lambda: plots.plot_matrices(run, large)),
+        (True, f"How often each selector finds the right task for {describe_group_size(smallest)}.",
+         lambda: plots.plot_selection(run, smallest)),
+        (has_large, f"The same for groups of {large}.", lambda: plots.plot_selection(run, large)),
+        (True, "Accuracy on each task after the last one.", lambda: plots.plot_final_accuracy(run)),
+        (True, "Accuracy lost so far on earlier tasks. With the task known, nothing is forgotten. Without it, accuracy "
+         "drops because there are more tasks to choose from.", lambda: plots.plot_forgetting(run)),
+        (bool(run.layers), "Weights of each layer that any or every task uses, and how many tasks share a weight.",
+         lambda: plots.plot_layer_sharing(run)),
+        (bool(run.subnetworks), "Weights used by each task, and by all tasks so far.",
+         lambda: plots.plot_taken_weights(run)),
+    ]  # fmt: skip
+    return [_html_figure(draw(), caption) for is_shown, caption, draw in figures if is_shown]
+
+
+def _subnetwork_table(run: Results) -> Table | None:
+    """Return the table of the cost of each subnetwork beside the dense network; None if a file has no costs."""
+    if run.dense is None or run.milliseconds_per_image is None:
+        return None
+    milliseconds = run.milliseconds_per_image
+    rows = [["dense network", "100.0", "", *_cost(run.dense.parameters, run.dense.operations, milliseconds.dense)]]
+    for subnetwork, time in zip(run.subnetworks, milliseconds.tasks, strict=True):
+        cost = _cost(subnetwork.parameters or 0, subnetwork.operations or 0, time)
+        rows.append([f"task {subnetwork.task + 1}", _percent(subnetwork.density), _percent(subnetwork.taken), *cost])
+    head = ["", "weights used (%)", "taken so far (%)", "parameters", "million operations", "ms per image"]
+    return head, rows
+
+
+def _cost(parameters: int, operations: int, milliseconds: float) -> list[str]:
+    return [f"{parameters:,}", f"{operations / 1e6:.2f}", f"{milliseconds:.2f}"]
+
+
+def _cards(run: Results) -> list[Card]:
+    sizes = dict.fromkeys((run.group_sizes[0], plots.large_group_size(run.group_sizes)))
+    cards = [
+        Card("", f"{_percent(run.default_metrics[size].ACC)}%", f"class-IL accuracy, {describe_group_size(size)}")
+        for size in sizes
+    ]
+    cards += [
+        Card("ceiling", f"{_percent(run.task_il.ACC)}%", "task-IL accuracy (task known)"),
+        Card("ceiling", f"{_percent(run.task_il.BWT)}%", "forgotten (task-IL BWT)"),
+    ]
+    if run.bounds.finetuning is not None:
+        cards.append(Card("low", f"{_percent(run.bounds.finetuning.ACC)}%", "finetuning, which forgets"))
+    return cards
+
+
+def _facts(run: Results) -> dict[str, str]:
+    is_exception = "Cascade" in run.class_il and run.recipe.startswith("cifar100")
+    exception = ", except the default settings of the cascade (docs/one-image-measured.md)" if is_exception else ""
+    return {
+        "device": run.device,
+        "versions": ", ".join(f"{name} {version}" for name, version in run.versions.items()),
+        "seconds": f"learning {run.seconds.learn:.1f}, evaluation {run.seconds.evaluate:.1f}",
+        "shared weights": "not recorded" if run.weights is None else f"{run.weights:,}",
+        "training": describe_training(run),
+        "selector": run.default_selector,
+        "protocol": f"Measured after the last epoch. Nothing was chosen on test images{exception}. Groups are "
+        "drawn at random within a task. If the task of a group is mistaken, all of its images count as wrong. Mirror "
+        "images are used only in rows marked 'flips'.",
+    }
+
+
+def _html_table(table: Table) -> HtmlTable:
+    head, rows = table
+    is_text = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)]
+    return HtmlTable(head, rows, is_text or [True] * len(head))
+
+
+def _html_figure(figure: Figure, caption: str) -> HtmlFigure:
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     svg = buffer.getvalue()
-    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    return HtmlFigure(svg[svg.index("<svg") :], caption)
 
 
 def _percent(value: float) -> str:
     return f"{value:.1f}"
 
 
-def _sizes(tasks: Sequence[int]) -> str:
-    return f"{tasks[0]} each" if len(set(tasks)) == 1 else " + ".join(map(str, tasks))
+def _describe_sizes(classes_per_task: Sequence[int]) -> str:
+    is_equal = len(set(classes_per_task)) == 1
+    return f"{classes_per_task[0]} each" if is_equal else " + ".join(map(str, classes_per_task))

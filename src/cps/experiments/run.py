@@ -1,6 +1,6 @@
-"""Bench: run a recipe from start to end, or from where it stopped, and write what came out.
+"""Run a recipe from start to end, or resume it, and write the results.
 
-A run's folder holds `model.cps` (after each task), `checkpoint.safetensors` (after each epoch),
+The folder of a run holds `model.cps` (written after each task), `checkpoint.safetensors` (after each epoch),
 `results.json` and `report.html`.
 """
 
@@ -17,20 +17,34 @@ from torch import nn
 
 from cps.data.tasks import Scenario
 from cps.evaluation.evaluator import evaluate
-from cps.evaluation.weight_sharing import describe_weights
+from cps.evaluation.weight_sharing import WeightSharing, measure_weight_sharing
 from cps.experiments.recipes import Recipe
 from cps.experiments.report import write_report
+from cps.experiments.results import (
+    Bounds,
+    DenseCost,
+    MillisecondsPerImage,
+    Results,
+    Seconds,
+    SubnetworkCost,
+    upgrade_settings_text,
+    write_results,
+)
 from cps.learner import Learner
 from cps.loading import load
-from cps.methods.baselines import Baseline
+from cps.methods.finetuning import Finetuning
+from cps.methods.joint import Joint
+from cps.methods.single_head import SingleHeadTrainer
 from cps.network.backbones import Builtin
-from cps.network.cost import describe_costs
+from cps.network.cost import measure_costs
+from cps.network.shared import SharedNetwork
 from cps.runtime.devices import precision_of
 from cps.runtime.environment import describe_device, versions
 from cps.selection.statistics import missing_statistics
-from cps.storage.container import remove, write_json
+from cps.storage.atomic import remove, write_json
+from cps.storage.json_codec import from_json, to_json
 from cps.storage.lock import locked
-from cps.storage.settings_codec import printed
+from cps.storage.settings_codec import stable_str
 from cps.training.progress import Progress
 from cps.training.settings import Training
 from cps.training.trainer import Epoch
@@ -40,8 +54,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tick:
-    """One more epoch of a run is done: of which phase and task, and how many of how many in all."""
+class RunProgress:
+    """The state of a run after an epoch, or after some images were decoded.
+
+    `epoch` of `epochs` are finished in this phase of the task (images, while they are decoded), and `done` of `total`
+    in all tasks; `total` is 0 while images are decoded.
+    """
 
     phase: str
     task: int
@@ -55,197 +73,222 @@ class Tick:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a recipe: where it writes, and what sets it apart from other runs."""
+    """One run of a recipe: the folder it writes to, and what distinguishes it from other runs.
+
+    `tasks` limits the run to the first tasks. `data` is the folder of the data set, `weights` the file of pretrained
+    weights. With `bounds`, finetuning and joint training run too, and with `flips` the evaluation is repeated with
+    mirror images.
+    """
 
     recipe: Recipe
     out: Path
     fabric: "Fabric"
     seed: int = 0
     order: int | None = None
-    tasks: int | None = None  # the first so many
+    tasks: int | None = None
     group_sizes: Sequence[int] | None = None
     data: Path | None = None
     weights: Path | None = None
     bounds: bool = True
     flips: bool = False
-    watch: Callable[[Tick], None] | None = None
+    on_progress: Callable[[RunProgress], None] | None = None
 
-    def start(self) -> dict[str, Any]:
-        """Run, or go on where an earlier call stopped; return the results, which are on the disk then."""
-        with self.fabric.rank_zero_first():  # it may have to download
-            scenario = self.recipe.scenario(self.data, self.order, self._tick_of_reading)
+    def start(self) -> Results:
+        """Run the recipe, or resume an earlier call; return the results after writing them to the folder."""
+        with self.fabric.rank_zero_first():  # the first process may have to download
+            scenario = self.recipe.scenario(self.data, self.order, self._report_decoding)
         scenario = replace(scenario, tasks=scenario.tasks[: self.tasks])
         if any(task.test is None for task in scenario):
-            raise ValueError(f"'{self.recipe.name}' has a task without test images, so nothing could be measured")
+            raise ValueError(f"'{self.recipe.name}' has a task without test images, so there is nothing to measure")
         with locked(self.out / "model.cps") if self.fabric.is_global_zero else nullcontext():
             return self._run(scenario)
 
-    def _run(self, scenario: Scenario) -> dict[str, Any]:
+    def _run(self, scenario: Scenario) -> Results:
         self._claim_folder(scenario)
         learner = self._learn(scenario)
-        began = time.monotonic()
+        start = time.monotonic()
         sizes = sorted(set(self.group_sizes or self.recipe.group_sizes))
-        measured = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
-        flipped = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed, flips=True) if self.flips else {}
-        seconds = {"learn": self._clock(), "evaluate": time.monotonic() - began}
-        weights, (dense, costs) = describe_weights(learner.network), describe_costs(learner.network)
-        milliseconds = {"dense": dense.pop("milliseconds"), "tasks": [cost.pop("milliseconds") for cost in costs]}
-        weights["subnetworks"] = [{**known, **cost} for known, cost in zip(weights["subnetworks"], costs, strict=True)]
-        results = {
-            "recipe": self.recipe.name,
-            "order": scenario.order,
-            "seed": self.seed,
-            **self._how(),
-            "device": describe_device(self.fabric),
-            "versions": versions(),
-            "seconds": seconds,
-            "milliseconds_per_image": milliseconds,
-            "classes_per_task": [len(task.classes) for task in scenario],
-            **measured,
-            "flips": flipped,
-            "default_selector": learner.selectors[0].name,
-            "bounds": self._bounds(scenario) if self.bounds else {},
-            "dense": dense,
-            **weights,
-            "fingerprints": [subnetwork.digest for subnetwork in learner.network.subnetworks],
-        }
+        evaluation = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
+        flips = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed, flips=True) if self.flips else None
+        seconds = Seconds(learn=self._learning_seconds(), evaluate=time.monotonic() - start)
+        sharing = measure_weight_sharing(learner.network)
+        milliseconds, dense, subnetworks = _measure_costs(learner.network, sharing)
+        results = Results(
+            recipe=self.recipe.name,
+            order=scenario.order,
+            seed=self.seed,
+            **self._training_settings,
+            device=describe_device(self.fabric),
+            versions=versions(),
+            seconds=seconds,
+            milliseconds_per_image=milliseconds,
+            classes_per_task=tuple(len(task.classes) for task in scenario),
+            task_il=evaluation.task_il,
+            class_il=evaluation.class_il,
+            flips=flips,
+            default_selector=learner.config.selectors[0].name,
+            bounds=self._run_bounds(scenario) if self.bounds else Bounds(),
+            dense=dense,
+            weights=sharing.weights,
+            subnetworks=subnetworks,
+            layers=sharing.layers,
+            sharing=sharing.sharing,
+            fingerprints=tuple(subnetwork.digest for subnetwork in learner.network.subnetworks),
+        )
         if self.fabric.is_global_zero:
-            write_json(self.out / "results.json", results)
+            write_results(self.out / "results.json", results)
             write_report(self.out / "report.html", [results])
         self.fabric.barrier()
         return results
 
     def _learn(self, scenario: Scenario) -> Learner:
-        """Learn the tasks that the model file does not hold yet; save after each."""
+        """Learn the tasks that the model file does not hold yet, and save after each."""
         model, checkpoint = self.out / "model.cps", self.out / "checkpoint.safetensors"
-        backbone = self._fresh_backbone()
-        settings = {**self.recipe.learner_settings(), "seed": self.seed}
+        backbone = self._make_backbone()
+        settings = {
+            **self.recipe.learner_settings(),
+            "seed": self.seed,
+            "fabric": self.fabric,
+            "architecture": self.recipe.backbone if isinstance(self.recipe.backbone, Builtin) else None,
+            "on_epoch": lambda progress: self._report_learning(progress, len(scenario)),
+        }
         if model.exists():
-            learner = load(model, backbone, **settings, fabric=self.fabric)
-            for selector, _ in missing_statistics(learner.selectors, learner.network):
-                raise ValueError(f"'{self.out}' holds a run that kept no numbers for {selector.name}")
+            learner = load(model, backbone, **settings)
+            for selector, _ in missing_statistics(learner.config.selectors, learner.network):
+                raise ValueError(
+                    f"the run in '{self.out}' has no statistics for {selector.name}; choose another --out or delete it"
+                )
         else:
-            learner = Learner(backbone, **settings, fabric=self.fabric)
-        if isinstance(self.recipe.backbone, Builtin):
-            learner.builtin = self.recipe.backbone  # so that the file opens without code
-        learner.watch = lambda at: self._tick_of_learner(at, len(scenario))
+            learner = Learner(backbone, **settings)
         for task in list(scenario)[len(learner.network.subnetworks) :]:
-            began = time.monotonic()
+            start = time.monotonic()
             try:
                 learner.learn(task, checkpoint=checkpoint)
                 learner.save(model)
-            finally:  # stopped half-way, it goes on later
-                self._clock(time.monotonic() - began)
+            finally:  # count the time of interrupted calls, too
+                self._learning_seconds(time.monotonic() - start)
         if self.fabric.is_global_zero:
             remove(checkpoint)
         return learner
 
-    def _fresh_backbone(self) -> nn.Module:
-        backbone = self.recipe.drawn(self.seed)
+    def _make_backbone(self) -> nn.Module:
+        backbone = self.recipe.make_backbone(self.seed)
         if self.recipe.pretrained is not None:
             self.recipe.pretrained(backbone, self.weights)
         return backbone
 
-    def _bounds(self, scenario: Scenario) -> dict[str, Any]:
-        """Return finetuning and joint training; one that was finished before is read back."""
-        bounds: dict[str, Any] = {}
-        for name in ("finetuning", "joint"):
-            kept = self.out / f"{name}.json"
-            if not kept.exists():
-                checkpoint = self.out / f"{name}.safetensors"
-                measured = getattr(self._baseline(scenario, name), name)(checkpoint)
+    def _run_bounds(self, scenario: Scenario) -> Bounds:
+        """Run finetuning and joint training, or read their results if they have finished before."""
+        for method in (Finetuning, Joint):
+            path = self.out / f"{method.name}.json"
+            if not path.exists():
+                checkpoint = self.out / f"{method.name}.safetensors"
+                metrics = method(self._single_head_trainer(scenario, method.name)).run(checkpoint)
                 if self.fabric.is_global_zero:
-                    write_json(kept, measured)
+                    write_json(path, to_json(metrics))
                     remove(checkpoint)
                 self.fabric.barrier()
-            bounds[name] = json.loads(kept.read_text())
-        return bounds
+        names = (Finetuning.name, Joint.name)
+        return from_json(Bounds, {name: json.loads((self.out / f"{name}.json").read_text()) for name in names})
 
-    def _baseline(self, scenario: Scenario, name: str) -> Baseline:
-        recipe = self.recipe
-        phases = len(scenario) if name == "finetuning" else 1
-        return Baseline(
-            self._fresh_backbone(),
+    def _single_head_trainer(self, scenario: Scenario, method: str) -> SingleHeadTrainer:
+        phases = len(scenario) if method == Finetuning.name else 1
+        return SingleHeadTrainer(
+            self._make_backbone(),
             list(scenario),
-            self._training_of(name),
+            self._training_of(method),
             fabric=self.fabric,
-            augment=recipe.augment,
-            normalize=recipe.normalize,
+            augment=self.recipe.augment,
+            normalize=self.recipe.normalize,
             seed=self.seed,
-            watch=lambda phase, at: self._tick_of_baseline(name, phase, phases, at),
+            on_epoch=lambda phase, epoch: self._report_bound(method, phase, phases, epoch),
         )
 
-    def _training_of(self, name: str) -> Training:
-        return (self.recipe.joint if name == "joint" else None) or self.recipe.train
+    def _training_of(self, method: str) -> Training:
+        return (self.recipe.joint if method == Joint.name else None) or self.recipe.train
 
-    def _tick_of_learner(self, at: Progress, tasks: int) -> None:
+    def _report_decoding(self, done: int, images: int) -> None:
+        self._report(RunProgress("decoding images", 0, 1, done, images, None, 0, 0))
+
+    def _report_learning(self, at: Progress, tasks: int) -> None:
         done, total = at.task * at.total + at.done, tasks * at.total
-        self._tick(Tick(at.words, at.task, tasks, at.epoch, at.epochs, at.loss, done, total))
+        self._report(RunProgress(at.phase_name, at.task, tasks, at.epoch, at.epochs, at.loss, done, total))
 
-    def _tick_of_reading(self, done: int, images: int) -> None:
-        self._tick(Tick("decoding images", 0, 1, done, images, None, 0, 0))
+    def _report_bound(self, method: str, phase: int, phases: int, epoch: Epoch) -> None:
+        epochs = self._training_of(method).epochs
+        done, total = phase * epochs + epoch.done, phases * epochs
+        self._report(RunProgress(method, phase, phases, epoch.done, epochs, epoch.loss, done, total))
 
-    def _tick_of_baseline(self, name: str, phase: int, phases: int, at: Epoch) -> None:
-        each = self._training_of(name).epochs
-        self._tick(Tick(name, phase, phases, at.done, each, at.loss, phase * each + at.done, phases * each))
-
-    def _tick(self, tick: Tick) -> None:
-        if self.watch is not None:
-            self.watch(tick)
+    def _report(self, progress: RunProgress) -> None:
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
     def _claim_folder(self, scenario: Scenario) -> None:
-        """Refuse a folder that holds a run of something else."""
-        mine = {
-            "recipe": self.recipe.name,
-            "order": scenario.order,
-            "seed": self.seed,
-            "tasks": len(scenario),
-            **self._how(),
-        }
-        note = self.out / "run.json"
-        if not note.exists() and self.fabric.is_global_zero:
-            write_json(note, {**mine, "seconds": 0.0})
+        """Write `run.json`, which describes the run; raise `ValueError` if the folder has another run."""
+        own = to_json(
+            {
+                "recipe": self.recipe.name,
+                "order": scenario.order,
+                "seed": self.seed,
+                "tasks": len(scenario),
+                **self._training_settings,
+            }
+        )
+        path = self.out / "run.json"
+        if not path.exists() and self.fabric.is_global_zero:
+            write_json(path, {**own, "seconds": 0.0})
         self.fabric.barrier()
-        found, mine = _flat(json.loads(note.read_text())), _flat(mine)
-        differing = [f"{name} {found[name]}" for name in mine if found.get(name, mine[name]) != mine[name]]
+        found, own = _flatten(json.loads(path.read_text())), _flatten(own)
+        differing = [f"{name} {found[name]}" for name in own if found.get(name, own[name]) != own[name]]
         if differing:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
             )
 
-    def _how(self) -> dict[str, Any]:
-        """Return what the recipe alone does not say about how tasks are learned."""
-        recipe = self.recipe
-        return {
-            "epochs": [recipe.train.epochs, recipe.retrain.epochs],
-            "rounds": recipe.rounds,
-            "precision": precision_of(self.fabric),
-            "settings": self._settings,
-        }
-
     @cached_property
-    def _settings(self) -> dict[str, str]:
-        """Return how tasks are learned, pruned and found, in words."""
+    def _training_settings(self) -> dict[str, Any]:
+        """How tasks are learned, pruned and selected, which options may have changed from the recipe."""
         settings = self.recipe.learner_settings()
-        del settings["rounds"]  # which is said beside these
-        settings |= {f"selector {each.name}": each for each in settings.pop("selectors")}
-        settings["backbone"] = f"{sum(weight.numel() for weight in self.recipe.drawn(0).parameters()):,} weights"
+        del settings["rounds"]  # rounds have their own entry
+        settings |= {f"selector {selector.name}": selector for selector in settings.pop("selectors")}
+        weights = sum(weight.numel() for weight in self.recipe.make_backbone(0).parameters())
+        settings["backbone"] = f"{weights:,} weights"
         for phase in ("train", "retrain"):
             training = settings.pop(phase)
-            parts = [field.name for field in fields(training) if field.name != "epochs"]
-            settings |= {f"{phase}: {part}": getattr(training, part) for part in parts}
-        return {name: printed(value) for name, value in settings.items()}
+            names = [field.name for field in fields(training) if field.name != "epochs"]
+            settings |= {f"{phase}: {name}": getattr(training, name) for name in names}
+        return {
+            "epochs": (self.recipe.train.epochs, self.recipe.retrain.epochs),
+            "rounds": self.recipe.rounds,
+            "precision": precision_of(self.fabric),
+            "settings": {name: stable_str(value) for name, value in settings.items()},
+        }
 
-    def _clock(self, seconds: float = 0.0) -> float:
-        """Add to the time spent learning, over all calls, and return it."""
-        note = self.out / "run.json"
-        found = json.loads(note.read_text())
-        found["seconds"] += seconds
-        if seconds and self.fabric.is_global_zero:
-            write_json(note, found)
-        return found["seconds"]
+    def _learning_seconds(self, more: float = 0.0) -> float:
+        """Add to the time spent on learning, over all calls, and return it."""
+        path = self.out / "run.json"
+        run = json.loads(path.read_text())
+        run["seconds"] += more
+        if more and self.fabric.is_global_zero:
+            write_json(path, run)
+        return run["seconds"]
 
 
-def _flat(note: dict[str, Any]) -> dict[str, Any]:
-    """Return a note of a run with its settings beside all else."""
-    return {name: value for name, value in note.items() if name != "settings"} | note.get("settings", {})
+def _measure_costs(
+    network: SharedNetwork, sharing: WeightSharing
+) -> tuple[MillisecondsPerImage, DenseCost, tuple[SubnetworkCost, ...]]:
+    """Return times and costs of the dense network and of each subnetwork."""
+    dense, costs = measure_costs(network)
+    milliseconds = MillisecondsPerImage(dense["milliseconds"], tuple(cost["milliseconds"] for cost in costs))
+    shares = zip(sharing.density, sharing.taken, costs, strict=True)
+    subnetworks = tuple(
+        SubnetworkCost(task, density, taken, cost["parameters"], cost["operations"])
+        for task, (density, taken, cost) in enumerate(shares)
+    )
+    return milliseconds, DenseCost(dense["parameters"], dense["operations"]), subnetworks
+
+
+def _flatten(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of run.json with those of "settings" moved to the top level, under their present names."""
+    entries = {name: value for name, value in run.items() if name != "settings"}
+    return entries | upgrade_settings_text(run.get("settings", {}))

@@ -1,1 +1,1 @@
-"""Other continual-learning methods, to compare with."""
+"""Other continual-learning methods, for comparison."""

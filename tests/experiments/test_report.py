@@ -1,0 +1,56 @@
+"""The report: one self-contained HTML page."""
+
+import pytest
+
+from cps.experiments.report import group_size_table, write_report
+from cps.experiments.results import Bounds, Results, read_results
+from experiments.fake_results import make_metrics, make_results
+
+
+@pytest.fixture(scope="module")
+def digits(request):
+    return read_results(request.config.rootpath / "benchmarks" / "results" / "digits.json")
+
+
+def test_the_page_of_one_run_has_all_plots_tables_and_facts(digits, tmp_path):
+    write_report(tmp_path / "report.html", [digits])
+    page = (tmp_path / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.count("<svg") == page.count("<figure>") == 10
+    assert page.count("<table>") == 2
+    assert page.count("<h1>") == 1
+    assert f"<b>{digits.task_il.ACC:.1f}%</b>" in page
+    assert digits.device in page
+
+
+def test_the_page_of_an_early_file_leaves_out_what_the_file_does_not_have(digits, tmp_path):
+    data = digits.encode()
+    for name in ("epochs", "rounds", "precision", "settings", "milliseconds_per_image", "flips", "dense", "layers"):
+        del data[name]
+    write_report(tmp_path / "report.html", [Results.decode(data)])
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<svg") == 9
+    assert "<h2>Subnetworks</h2>" not in page
+    assert "epochs not recorded" in page
+
+
+def test_text_from_files_is_escaped(tmp_path):
+    name = "<script>alert('x')</script>"
+    results = make_results(name, device='"><img src=x>', versions={"<b>": "<i>"})
+    write_report(tmp_path / "report.html", [results, make_results(name, order=1)])
+    page = (tmp_path / "report.html").read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "<i>" not in page
+    assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") > 5
+    assert page.count("<h1>") == 3  # one of them about both runs
+
+
+def test_the_table_by_group_size_has_the_bounds_only_for_single_images():
+    head, rows = group_size_table(make_results(bounds=Bounds(finetuning=make_metrics(20))))
+    assert head == ["accuracy (%) by group size", "1", "20"]
+    assert rows == [
+        ["task known", "80.0", "80.0"],
+        ["cps MaxOutput", "40.0", "70.0"],
+        ["finetuning", "20.0", ""],
+    ]
