@@ -124,6 +124,7 @@ def test_weights_that_the_user_froze_stay_taken_and_unchanged(make_learner, tmp_
         assert not one.network.taken["3.weight"].any()
 
 
+@pytest.mark.slow
 def test_fresh_values_come_from_the_seed_or_from_a_given_backbone(make_learner):
     def weights(seed=0, fresh=None):
         learner = make_learner(seed=seed)

@@ -1,5 +1,6 @@
 """Small backbones of many kinds for the tests."""
 
+import pytest
 import torch
 import torchvision
 from torch import nn
@@ -83,3 +84,5 @@ BACKBONES = {
     "vision transformer": VisionTransformer,
     "torch's transformer": torch_transformer,
 }
+LARGE = {"torchvision resnet18", "mobilenet_v3_small"}
+BACKBONE_NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in BACKBONES]

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from cps.cli import app
 
+pytestmark = pytest.mark.slow  # writing an ONNX graph takes about a second
+
 runner = CliRunner()
 
 

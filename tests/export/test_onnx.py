@@ -9,6 +9,8 @@ from torch import nn
 from cps.export.tasks import export_task
 from samples import make_task
 
+pytestmark = pytest.mark.slow  # writing an ONNX graph takes about a second
+
 
 def test_without_onnxruntime_the_graph_is_written_unchecked(learner, tmp_path, monkeypatch):
     find = importlib.util.find_spec

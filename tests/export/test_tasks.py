@@ -16,6 +16,8 @@ import cps
 from cps.data.decode import decode_image
 from cps.export.tasks import PREPARED, export_all, export_task
 
+pytestmark = pytest.mark.slow  # writing an ONNX graph takes about a second
+
 
 def test_the_graph_of_all_tasks_predicts_what_the_learner_predicts(learner, all_tasks_graph, run_onnx, images):
     found, metadata = run_onnx(all_tasks_graph, images)
@@ -45,7 +47,6 @@ def test_the_metadata_describe_tasks_images_and_selector(learner, all_tasks_grap
     assert metadata["selector"] == "Cascade"
 
 
-@pytest.mark.slow
 def test_graphs_predict_learned_digits_as_the_learner_does(run_onnx, tmp_path):
     images, labels = load_digits(return_X_y=True)
     pixels = torch.from_numpy(images.reshape(-1, 1, 8, 8) * 255 / 16).to(torch.uint8).expand(-1, 3, -1, -1)

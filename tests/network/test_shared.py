@@ -7,15 +7,11 @@ from torch import nn
 import cps
 from cps.runtime.devices import full_precision
 from samples import ACCELERATOR, ROUNDING, conv_net, make_task, use_all_compact
-from zoo import BACKBONES
-
-LARGE = {"torchvision resnet18", "mobilenet_v3_small"}
+from zoo import BACKBONE_NAMES, BACKBONES
 
 
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in BACKBONES]
-)
+@pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_every_kind_of_backbone_learns_prunes_and_never_forgets(make_learner, tmp_path, name):
     torch.manual_seed(0)
     backbone = BACKBONES[name]()

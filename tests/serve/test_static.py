@@ -68,6 +68,7 @@ def test_a_page_is_self_contained_and_its_content_security_policy_allows_nothing
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_images_uploaded_in_a_browser_show_their_class(address, uploads, tmp_path):
     with browser(tmp_path / "profile") as tab:
         tab.open(address)
@@ -105,6 +106,7 @@ def test_images_uploaded_in_a_browser_show_their_class(address, uploads, tmp_pat
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_page_shows_a_confidence_unless_the_task_has_one_class_only(tmp_path):
     learner, name = learn_two_tasks(), "a class name that is longer than any column that was made for it"
     learner.configure(rotations=cps.Rotations())
@@ -127,6 +129,7 @@ def test_the_page_shows_a_confidence_unless_the_task_has_one_class_only(tmp_path
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_the_documentation_page_has_everything_in_the_openapi_document(address, tmp_path):
     api = httpx.get(f"{address}/openapi.json").json()
     with browser(tmp_path / "profile") as tab:
@@ -148,6 +151,7 @@ def test_the_documentation_page_has_everything_in_the_openapi_document(address, 
 
 
 @needs_chromium
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_fits_a_phone_and_has_enough_contrast_in_light_and_dark(address, uploads, tmp_path, dark):
     with browser(tmp_path / "profile") as tab:

@@ -6,13 +6,13 @@ import torch
 import cps
 from cps.runtime.devices import full_precision
 from samples import ACCELERATOR, ROUNDING, conv_net, make_task
-from zoo import BACKBONES
+from zoo import BACKBONE_NAMES, BACKBONES
 
 TOLERANCE = 1e-4 if ACCELERATOR == "cpu" else 3e-3  # a GPU rounds the inputs of convolutions
 
 
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", BACKBONE_NAMES)
 def test_an_extracted_subnetwork_gives_the_same_logits_for_every_kind_of_backbone(make_learner, name):
     torch.manual_seed(0)
     quick = cps.Training(1, cps.Adam(1e-2, weight_decay=5e-3), batch_size=16)
@@ -53,6 +53,7 @@ def test_an_extracted_subnetwork_exports_with_torch_export(learner, images):
     torch.testing.assert_close(program.module()(images[:5]), module(images[:5]))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_extracted_subnetwork_exports_to_onnx(learner, images, tmp_path):
     pytest.importorskip("onnxscript")
