@@ -256,7 +256,7 @@ def _time_epochs(run: Callable[[], object], case: Case, device: torch.device) ->
 
 
 def _first_step(plan: EpochPlan) -> EpochPlan:
-    return EpochPlan(plan.order[:1], plan.uniform, plan.factors[:1], plan.shares[:1])
+    return EpochPlan(plan.order[:1], plan.uniform, plan.factors[:1], plan.loss_weights[:1])
 
 
 def _movement(

@@ -80,13 +80,16 @@ def add_subnetwork(
     network: SharedNetwork, masks: Masks, classes: int, *, num_rotations: int = 1, flips: bool = False
 ) -> None:
     """Add a subnetwork for images of the size of CIFAR, with the given masks and a random head."""
-    network.input_shape = (3, 32, 32)
+    shape = (3, 32, 32)
     first, outputs = classes * len(network.subnetworks), classes * num_rotations
-    features = network.backbone(torch.zeros(1, *network.input_shape)).shape[1]
+    features = network.backbone(torch.zeros(1, *shape)).shape[1]
     head = {"weight": torch.randn(outputs, features), "bias": torch.randn(outputs)}
     private = {name: value.clone() for name, value in network.initial.items()}
     names = tuple(range(first, first + classes))
-    network.subnetworks.append(Subnetwork(names, masks, private, head, flips=flips))
+    network.set_input(shape, (0.0, 1.0))
+    with network.transaction() as state:
+        added = Subnetwork(names, masks, private, head, flips=flips)
+        network.set_state(state._replace(input_shape=shape, subnetworks=[*state.subnetworks, added]))
 
 
 def store_masks(model: Path) -> None:
@@ -107,12 +110,12 @@ def _masks_file(tasks: int) -> Path:
 def _operation_rows(network: SharedNetwork, which: str) -> list[dict[str, Any]]:
     """Compare the operations for one image: with dead channels removed, and counting only active kernels."""
     dense, each = measure_costs(network)
-    left, active = sum(cost["operations"] for cost in each), _active_operations(network)
+    left, active = sum(cost.operations for cost in each), _active_operations(network)
     names: dict[str, float] = {
         f"operations of {which}, dead channels removed, against one dense pass": left,
         f"the same, counting only active kernels, {which}": active,
     }
-    total = dense["operations"]
+    total = dense.operations
     return [make_row(label, f"{n / 1e6:.0f} M", f"{total / 1e6:.0f} M", n / total) for label, n in names.items()]
 
 

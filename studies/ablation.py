@@ -253,7 +253,7 @@ def _measure(arguments: argparse.Namespace, recipe: Recipe) -> Run:
             if by_size[1].selection is not None
         },
         "minutes": minutes,
-        "operations": sum(cost["operations"] for cost in measure_costs(learner.network)[1]),
+        "operations": sum(cost.operations for cost in measure_costs(learner.network)[1]),
         "taken": 100 * (1 - learner.network.free_share()),
         "measured on": "images held out of training" if _is_on_held_out(arguments) else "test images",
         "device": describe_device(fabric),

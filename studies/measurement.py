@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import cps
-from cps.evaluation.evaluator import TestOutputs
+from cps.evaluation.evaluator import EvaluationOutputs
 from cps.selection.base import Statistics
 from cps.selection.predict import select
 
@@ -16,7 +16,7 @@ def percent(flags: Tensor) -> float:
     return 100 * float(flags.double().mean())
 
 
-def is_task_found(selector: cps.Selector, statistics: Sequence[Statistics], test: TestOutputs) -> Tensor:
+def is_task_found(selector: cps.Selector, statistics: Sequence[Statistics], test: EvaluationOutputs) -> Tensor:
     """Return for each image, as a group of one, whether the selector finds its task among all tasks."""
     groups = torch.arange(len(test.task), device=test.task.device)
     return select(selector, test.evidence(), statistics, groups).tasks.to(test.task.device) == test.task

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from cps.evaluation.metrics import Matrix
-from cps.evaluation.results import Metrics
+from cps.evaluation.metrics import Matrix, Metrics
 from cps.experiments.aggregate import accuracy_over_images, describe_training, format_mean
 from cps.experiments.plots import COLOURS, draw_light_grid
 from cps.experiments.results import Results

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import cps
-from cps.evaluation.evaluator import TestOutputs, run_test_images
+from cps.evaluation.evaluator import EvaluationOutputs, run_test_images
 from cps.experiments.recipes import RECIPES
 from cps.runtime.environment import describe_device, versions
 from studies.ablation import selectors_around
@@ -61,7 +61,7 @@ def main() -> None:
     write_compact(arguments.out, results)
 
 
-def measure_selectors(learner: cps.Learner, cascade: Any, test: TestOutputs) -> dict[str, dict[str, float]]:
+def measure_selectors(learner: cps.Learner, cascade: Any, test: EvaluationOutputs) -> dict[str, dict[str, float]]:
     """Return how many single images get the right class and the right task, with variants of a cascade."""
     results = {}
     for name, selector in selectors_around(cascade).items():
@@ -71,7 +71,9 @@ def measure_selectors(learner: cps.Learner, cascade: Any, test: TestOutputs) -> 
     return results
 
 
-def measure_streams(learner: cps.Learner, selector: cps.Selector, test: TestOutputs, length: int) -> dict[str, float]:
+def measure_streams(
+    learner: cps.Learner, selector: cps.Selector, test: EvaluationOutputs, length: int
+) -> dict[str, float]:
     """Return the accuracy on streams that change their task at each rate, the mean over several draws."""
     results = {}
     for rate in RATES:
@@ -134,7 +136,7 @@ def unknown_images_table() -> str:
     return markdown(["`reject`", *head], rows, note)
 
 
-def _measure_unknown_images(learner: cps.Learner, selector: cps.Selector, test: TestOutputs) -> dict[str, Any]:
+def _measure_unknown_images(learner: cps.Learner, selector: cps.Selector, test: EvaluationOutputs) -> dict[str, Any]:
     """Return how well images of the later tasks are rejected if only the first half of the tasks is learned."""
     half = test.num_tasks // 2
     return measure_rejection(learner, selector, test.evidence(tasks=half), test.task < half)

@@ -100,7 +100,7 @@ def test_the_only_task_can_be_forgotten_and_learned_again(make_learner, tmp_path
     learner = make_learner()
     learner.learn(make_task(0))
     learner.forget(0)
-    assert set(learner.network.free().values()) == {1.0}
+    assert set(learner.network.free_by_layer().values()) == {1.0}
     with pytest.raises(RuntimeError, match="nothing has been learned"):
         learner.predict(make_task(0).test[0])
     learner.save(tmp_path / "model.cps")

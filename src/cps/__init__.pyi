@@ -16,7 +16,7 @@ from .data.normalize import Normalize as Normalize
 from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
 from .evaluation.evaluator import evaluate as evaluate
-from .evaluation.results import Evaluation as Evaluation, Metrics as Metrics
+from .evaluation.metrics import Evaluation as Evaluation, Metrics as Metrics
 from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as AllTasksOutput
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner

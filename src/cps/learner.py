@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from cps.config import SELECTORS, LearnerConfig, check_callback
 from cps.data.augmentation import Augmentation
@@ -142,6 +142,7 @@ class Learner:
         it; delete the file once the learned model is saved. `rotations` and `on_epoch` replace the learner's for this
         task.
         """
+        check_callback("on_epoch", on_epoch)
         config = self.config if rotations is None else replace(self.config, rotations=rotations)
         with self._learning():
             draft, examples, held_out = self._start(task, config)
@@ -183,10 +184,10 @@ class Learner:
         images that resemble nothing the selected task has learned get the class None, and so does that share of known
         images.
         """
-        images = as_images(images)
+        pixels = as_images(images)
         with self.network.in_use():
-            evidence, selector = self.evidence(images), self._selector(selector, task)
-            groups = consecutive_groups(len(images), group_size, self.network.device)
+            evidence, selector = self._evidence(pixels), self._selector(selector, task)
+            groups = consecutive_groups(len(pixels), group_size, self.network.device)
             evidence.compute(None if task is None else [task])  # the forward pass: all subnetworks, or the given one
             return predict(self.network, evidence, selector, groups, reject=reject)
 
@@ -196,10 +197,7 @@ class Learner:
 
     def evidence(self, images: Any) -> Evidence:
         """Return features and logits of every subnetwork for the images, computed on demand."""
-        tensor = as_images(images)
-        with self.network.in_use():
-            check_images(tensor, self.network)
-            return self.network.evidence(tensor.split(BATCH))
+        return self._evidence(as_images(images))
 
     def extract(self, task: int) -> Standalone:
         """Return a task's subnetwork as a small module: images, as floats from 0 to 1, -> logits."""
@@ -226,6 +224,11 @@ class Learner:
         """Write the model file. A previous file stays intact until the new one is complete on disk."""
         with self.network.in_use():
             on_rank_zero(self.fabric, lambda: write_model(path, self.network, self.config.encode(), self.architecture))
+
+    def _evidence(self, images: Tensor) -> Evidence:
+        with self.network.in_use():
+            check_images(images, self.network)
+            return self.network.evidence(images.split(BATCH))
 
     @contextmanager
     def _learning(self) -> Iterator[None]:

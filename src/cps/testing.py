@@ -36,11 +36,11 @@ def check_pruner(pruner: Pruner) -> None:
 
 def check_selector(selector: Selector) -> None:
     """Raise `AssertionError` if a selector breaks a rule that the learner relies on."""
-    draws = torch.Generator().manual_seed(0)
-    subnetworks = [_subnetwork(classes, draws) for classes in (2, 3, 2)]
+    generator = torch.Generator().manual_seed(0)
+    subnetworks = [_subnetwork(classes, generator) for classes in (2, 3, 2)]
     statistics = []
     for task, subnetwork in enumerate(subnetworks):
-        evidence = _evidence(subnetworks[: task + 1], draws, images=40)
+        evidence = _evidence(subnetworks[: task + 1], generator, images=40)
         kept = selector.observe(subnetwork, evidence, torch.arange(40) % len(subnetwork.classes), statistics)
         _require(
             all(isinstance(key, str) and isinstance(value, Tensor) for key, value in kept.items()),
@@ -53,7 +53,7 @@ def check_selector(selector: Selector) -> None:
             "`observe` must return statistics of a task, not its images or their features",
         )
         statistics.append(kept)
-    evidence = _evidence(subnetworks, draws, images=7)
+    evidence = _evidence(subnetworks, generator, images=7)
     for size, groups in ((1, 7), (3, 3), (10, 1)):
         scores = selector(evidence, statistics, consecutive_groups(7, size))
         _require(tuple(scores.shape) == (groups, 3), f"scores must have shape (groups, tasks), got {scores.shape}")
@@ -87,18 +87,18 @@ def _networks() -> list[tuple[nn.Module, list[Tensor]]]:
         return [(conv.eval(), [torch.randn(8, 2, 6, 6)]), (dense.eval(), [torch.randn(8, 5), torch.randn(4, 5)])]
 
 
-def _subnetwork(classes: int, draws: torch.Generator) -> Subnetwork:
+def _subnetwork(classes: int, generator: torch.Generator) -> Subnetwork:
     head = {
-        "weight": torch.randn(classes, 8, generator=draws),
-        "bias": torch.randn(classes, generator=draws),
+        "weight": torch.randn(classes, 8, generator=generator),
+        "bias": torch.randn(classes, generator=generator),
     }
     return Subnetwork(tuple(range(classes)), {}, {}, head)
 
 
-def _evidence(subnetworks: list[Subnetwork], draws: torch.Generator, *, images: int) -> Evidence:
+def _evidence(subnetworks: list[Subnetwork], generator: torch.Generator, *, images: int) -> Evidence:
     outputs = []
     for subnetwork in subnetworks:
-        features = torch.randn(images, 8, generator=draws)
+        features = torch.randn(images, 8, generator=generator)
         logits = features @ subnetwork.head["weight"].T + subnetwork.head["bias"]
         outputs.append(Outputs(features, logits))
     return Evidence.of(outputs)

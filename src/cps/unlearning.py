@@ -14,7 +14,7 @@ from cps.network.partition import named_tensors
 from cps.network.shared import SharedNetwork
 from cps.runtime.seeding import derive_seed, generator
 from cps.selection.base import LinkedSelector, Selector, Statistics
-from cps.selection.rejection import KEY
+from cps.selection.rejection import REJECTION_KEY
 
 
 def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], selectors: Sequence[Selector]) -> None:
@@ -45,12 +45,12 @@ def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, 
                 f"fresh must have the network's weights, but '{missing[0]}' is missing or differs in shape"
             )
         return {name: known[name].detach() for name in network.weights}
-    draws = generator(*key)
-    drawn = {}
+    draw = generator(*key)
+    values = {}
     for name, weight in network.weights.items():
         bound = weight[0].numel() ** -0.5
-        drawn[name] = (2 * torch.rand(weight.shape, generator=draws, dtype=weight.dtype) - 1) * bound
-    return drawn
+        values[name] = (2 * torch.rand(weight.shape, generator=draw, dtype=weight.dtype) - 1) * bound
+    return values
 
 
 def _remaining_statistics(
@@ -60,7 +60,7 @@ def _remaining_statistics(
     others = [subnetwork for index, subnetwork in enumerate(network.subnetworks) if index != task]
     remaining: list[dict[str, Statistics]] = [{} for _ in others]
     for name in sorted({name for subnetwork in others for name in subnetwork.statistics}):
-        if name != KEY and name not in selectors:
+        if name != REJECTION_KEY and name not in selectors:
             continue
         kept = [subnetwork.statistics.get(name) for subnetwork in others]
         selector = selectors.get(name)

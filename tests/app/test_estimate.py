@@ -11,7 +11,7 @@ def test_the_estimate_grows_with_the_number_of_images_and_changes_nothing(tmp_pa
     folder = write_image_folder(tmp_path / "january", ["bolt", "nut"])
     learner = make_plan(tmp_path / "model.cps", scan_folder(folder), Options(epochs=2), fabric).learner
     before = {name: value.clone() for name, value in learner.network.weights.items()}
-    few, many = (estimate(learner, 8, images, 2) for images in (100, 100_000))
+    few, many = (estimate(learner, 8, images, 2, learner.config.rotations) for images in (100, 100_000))
     assert 0 < few.seconds < many.seconds / 100
     assert 0 < few.memory < many.memory
     assert all((learner.network.weights[name] == value).all() for name, value in before.items())

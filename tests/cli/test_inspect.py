@@ -36,4 +36,6 @@ def test_inspect_prints_tasks_capacity_and_fingerprints(trained):
 )
 def test_tensors_of_a_wrong_shape_or_type_are_rejected(model, name, value):
     rewrite_model(model, lambda header, tensors, metadata: tensors.update({name: value}))
-    assert "is missing or has a wrong shape or type" in run_cps("inspect", model, code=1).output.replace("\n", " ")
+    output = run_cps("inspect", model, code=1).output.replace("\n", " ")
+    assert "is inconsistent: tensor 'taken/layers.0.weight' is" in output
+    assert "expected uint8" in output

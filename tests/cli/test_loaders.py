@@ -8,7 +8,7 @@ import torch
 
 import cps
 from commands import CPU, predict_json, run_cps
-from cps.cli.loaders import get_loader
+from cps.cli.arguments import get_loader
 
 
 def test_a_loader_opens_a_model_with_a_custom_backbone(trained, tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from cps.evaluation.results import Metrics
+from cps.evaluation.metrics import Metrics
 from cps.experiments.results import Results, Seconds
 
 

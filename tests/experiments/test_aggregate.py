@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cps.evaluation.results import Evaluation
+from cps.evaluation.metrics import Evaluation
 from cps.experiments.aggregate import (
     accuracy_over_images,
     accuracy_table,

@@ -21,8 +21,8 @@ def test_restoring_a_flat_vector_does_the_same_as_restoring_each_weight():
     restorer = FlatRestorer(flat.vector, flat.views)
     whole = Protected(torch.ones(1, dtype=torch.bool), torch.ones(4, 3, 3, 3), torch.zeros(1, dtype=torch.bool))
     shapes = {name: value.shape for name, value in weights.items()}
-    restorer.keep({"a": whole}, shapes)
-    restorer.keep(guard, shapes)  # replaces the first one
+    restorer.set_guard({"a": whole}, shapes)
+    restorer.set_guard(guard, shapes)  # replaces the first one
     restorer()
     assert all(torch.equal(one[name], other[name]) for name in weights)
     changed = [name for name in weights if not torch.equal(one[name], weights[name])]

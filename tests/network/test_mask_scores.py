@@ -95,7 +95,7 @@ def half_unused():
 def test_one_full_layer_is_enough_to_learn_masks(make_full):
     learner = make_full(half_unused(), is_full=False)
     assert learner.network.free_share() > 0.4
-    assert learner.network.free()["4.weight"] == 0
+    assert learner.network.free_by_layer()["4.weight"] == 0
     with pytest.warns(cps.CapacityWarning, match="learns which sealed weights to use"):
         learner.learn(make_task(10))
     assert learner.network.subnetworks[1].masks["4.weight"].float().mean() < 1

@@ -6,7 +6,7 @@ import torch
 
 import cps
 from cps.network.outputs import Evidence, Outputs
-from cps.selection.rejection import FEW_HELD_OUT, KEY, rejection_score
+from cps.selection.rejection import FEW_HELD_OUT, REJECTION_KEY, rejection_score
 from samples import make_task
 
 
@@ -25,7 +25,7 @@ def test_a_threshold_from_training_images_warns_once(learner, tmp_path, caplog):
     learner.save(tmp_path / "model.cps")
     learner = cps.load(tmp_path / "model.cps", learner.network.backbone, fabric=learner.fabric)  # has not warned yet
     images = make_task(0).test[0]
-    held_out = [subnetwork.statistics[KEY]["are_new"] for subnetwork in learner.network.subnetworks]
+    held_out = [subnetwork.statistics[REJECTION_KEY]["are_new"] for subnetwork in learner.network.subnetworks]
     assert not any(held_out)  # few images were held out, so training images were used too
     for value in held_out:
         value.fill_(1)
@@ -39,7 +39,7 @@ def test_a_threshold_from_training_images_warns_once(learner, tmp_path, caplog):
 
 
 def test_the_rejection_score_falls_further_below_the_lowest_known_logit(learner):
-    quantiles = learner.network.subnetworks[0].statistics[KEY]["quantiles"]
+    quantiles = learner.network.subnetworks[0].statistics[REJECTION_KEY]["quantiles"]
     largest = torch.stack([quantiles[0] - 2, quantiles[0] - 1, quantiles[100], quantiles[500], quantiles[1000] + 1])
     evidence = Evidence(lambda tasks: [Outputs(largest, largest[:, None].expand(-1, 2)) for _ in tasks], 3)
     scores = rejection_score(learner.network, evidence, torch.zeros(5, dtype=torch.long)).tolist()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
-from cps.data.rotations import make_views
+from cps.data.rotations import RotationScheme, make_views
 from cps.learner import Learner
 from cps.network.classifier import Classifier
 from cps.runtime.cuda_graphs import WARMUP_CALLS
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
     memory: int
 
 
-def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate:
+def estimate(learner: Learner, size: int, images: int, classes: int, rotations: RotationScheme) -> Estimate:
     """Train a copy of the backbone on noise for a moment and scale up the time. The learner does not change."""
     config, network = learner.config, learner.network
     batch_size = min(images, config.train.batch_size)
@@ -40,7 +40,7 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
     with torch.no_grad():
         activations, features = _activation_bytes(backbone.eval(), network.pixels(noise[:2]))
     with seeded(network.device, 0):
-        head = nn.Linear(features, classes * config.rotations.num_rotations, device=network.device)
+        head = nn.Linear(features, classes * rotations.num_rotations, device=network.device)
     warmup_epochs = WARMUP_CALLS if network.device.type == "cuda" else 1  # on a GPU, until the step is captured
     ends: list[float] = []
 
@@ -52,13 +52,13 @@ def estimate(learner: Learner, size: int, images: int, classes: int) -> Estimate
         TensorExamples(noise, torch.arange(len(noise)) % classes),
         replace(config.train, epochs=warmup_epochs + 1, batch_size=batch_size),
         seed=(0,),
-        transform=BatchTransform(network.prepare, config.augment, config.rotations),
+        transform=BatchTransform(network.prepare, config.augment, rotations),
         after_epoch=record_time,
     )
     seconds_per_image = (ends[-1] - ends[-2]) / len(noise)
     passes = config.train.epochs + config.rounds * config.retrain.epochs
     passes += PRUNING_COST * config.rounds * min(1.0, config.prune_images / images)
-    views = len(make_views(config.rotations.num_rotations, config.rotations.flips))
+    views = len(make_views(rotations.num_rotations, rotations.flips))
     passes += INFERENCE_COST * (1 + len(network.subnetworks)) * views
     weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
     pixels = 3 * size * size

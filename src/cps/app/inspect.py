@@ -1,18 +1,14 @@
 """Describe and verify a model file."""
 
-import math
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
 
 from cps.app.task_metadata import OUTPUTS, OUTPUTS_CONTEXT, OUTPUTS_DIGEST
 from cps.learner import Learner
 from cps.loading import Load, load
 from cps.network.backbones import Builtin
-from cps.network.masks import count_weights, mask_shape, unpack
-from cps.network.model_file import parse_model, read_model
+from cps.network.masks import count_weights, density
+from cps.network.model_file import ModelContent, parse_model, read_model
 from cps.runtime.environment import reproducibility_context
 from cps.storage.container import FileError
 
@@ -33,32 +29,28 @@ def describe(path: str | Path) -> dict[str, Any]:
     The backbone is not needed. The digest of every tensor is checked.
     """
     header, tensors = read_model(path)
-    weights = {n.removeprefix("weight/"): value for n, value in tensors.items() if n.startswith("weight/")}
-    total = sum(value.numel() for value in weights.values())
-    if not weights:
+    content = parse_model(path, header, tensors)
+    if not content.weights:
         raise FileError(f"'{path}' is inconsistent: it contains no weights")
-    taken = {name: _count_weights(path, tensors, f"taken/{name}", value) for name, value in weights.items()}
     backbone = header["settings"].get("backbone")
-    tasks = []
-    for index, classes in enumerate(header["classes"]):
-        used = sum(_count_weights(path, tensors, f"task/{index}/mask/{name}", value) for name, value in weights.items())
-        tasks.append(
-            {
-                "task": index + 1,
-                "classes": classes,
-                "density": used / total,
-                "fingerprint": header["fingerprints"][index],
-                "notes": header["notes"][index],
-            }
-        )
+    tasks = [
+        {
+            "task": index + 1,
+            "classes": list(subnetwork.classes),
+            "density": density(subnetwork.masks, content.weights),
+            "fingerprint": subnetwork.digest,
+            "notes": subnetwork.notes,
+        }
+        for index, subnetwork in enumerate(content.subnetworks)
+    ]
     return {
         "file": Path(path).name,
         "bytes": Path(path).stat().st_size,
         "backbone": backbone.name if isinstance(backbone, Builtin) else None,
         "input_shape": header["input_shape"],
-        "weights": total,
-        "free": 1 - sum(taken.values()) / total,
-        "fullest": [[name, share] for share, name in _fullest(taken, weights)],
+        "weights": sum(weight.numel() for weight in content.weights.values()),
+        "free": 1 - density(content.taken, content.weights),
+        "fullest": [[name, share] for share, name in _fullest(content)],
         "settings": {name: str(value) for name, value in header["settings"].items()},
         "tasks": tasks,
     }
@@ -75,7 +67,7 @@ def verify(path: str | Path, loader: Load | None = None) -> list[Check]:
     if loader is not None or isinstance(header["settings"].get("backbone"), Builtin):
         learner = (loader or load)(path)
     else:
-        parse_model(path, header, tensors)  # loading checks this too
+        parse_model(path, header, tensors).check(path)  # loading checks this too
     checks = [
         Check("header digest", 1, "ok"),
         Check("tensor digests", len(tensors), "ok"),
@@ -108,17 +100,10 @@ def _check_outputs(path: str | Path, learner: Learner) -> list[Check]:
     return checks
 
 
-def _count_weights(path: str | Path, tensors: dict[str, Tensor], name: str, weight: Tensor) -> int:
-    """Return the number of weights in the packed mask `name`; raise `FileError` if the mask does not fit."""
-    shape = mask_shape(weight.shape)
-    packed = tensors.get(name)
-    fits = packed is not None and packed.dtype == torch.uint8 and packed.numel() == -(-math.prod(shape) // 8)
-    if packed is None or not fits or weight.ndim < 2 or not weight.numel():
-        raise FileError(f"'{path}' is inconsistent: tensor '{name}' is missing or has a wrong shape or type")
-    return count_weights(unpack(packed, shape), weight)
-
-
-def _fullest(taken: dict[str, int], weights: dict[str, Tensor]) -> list[tuple[float, str]]:
+def _fullest(content: ModelContent) -> list[tuple[float, str]]:
     """Return the three layers with the fewest free weights: the share that is taken, and the name."""
-    shares = [(number / weights[name].numel(), name.removesuffix(".weight")) for name, number in taken.items()]
+    shares = [
+        (count_weights(mask, content.weights[name]) / content.weights[name].numel(), name.removesuffix(".weight"))
+        for name, mask in content.taken.items()
+    ]
     return sorted(shares, key=lambda entry: (-entry[0], entry[1]))[:3]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cps.cli.loaders import Loader, get_loader
+from cps.cli.arguments import Loader, check_task_number, get_loader
 from cps.cli.terminal import console, errors, sanitize
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ def export(
     if task is not None and selector is not None:
         raise typer.BadParameter("--selector needs --all; a single task has no selector")
     from cps.export.tasks import export_all, export_task
-    from cps.network.input_checks import check_task_number
     from cps.runtime.devices import make_fabric
 
     learner = get_loader(loader)(model, fabric=make_fabric(accelerator="cpu"))

@@ -16,7 +16,7 @@ from cps.app.task_metadata import (
     history_text,
     read_accuracy,
 )
-from cps.cli.loaders import Loader, get_loader
+from cps.cli.arguments import Loader, check_task_number, get_loader
 from cps.cli.terminal import console, explain_interrupt, format_json, sanitize, show_progress, warn
 from cps.runtime.text import format_bytes, format_count, format_duration, join_names
 
@@ -171,13 +171,12 @@ def forget(
 ) -> None:
     """Forget a task permanently.
 
-    Weights that only this task used are initialised again. All other tasks
+    Weights that no other task uses are initialised again. All other tasks
     keep exactly the same outputs.
     """
     from cps.app.learn_folder import checkpoint_path
     from cps.data.datasets import load_imagenet_weights
     from cps.network.backbones import large_resnet18
-    from cps.network.input_checks import check_task_number
     from cps.storage.atomic import remove, remove_temporary
     from cps.storage.container import check_file
     from cps.storage.lock import locked
@@ -218,7 +217,7 @@ def _print_plan(plan: "LearningPlan", precision: str, precision_reason: str) -> 
 
     counts = plan.scan.counts
     images = sum(counts.values())
-    expected = estimate(plan.learner, plan.size, images, max(2, len(counts)))
+    expected = estimate(plan.learner, plan.size, images, len(counts), plan.rotations)
     classes = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in four rotations"
     learned = sum(len(subnetwork.classes) for subnetwork in plan.learner.network.subnetworks)
     path = sanitize(plan.model)

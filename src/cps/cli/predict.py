@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from cps.app.list_files import FileState, file_states
-from cps.cli.loaders import Loader, get_loader
+from cps.cli.arguments import Loader, check_task_number, get_loader
 from cps.cli.terminal import (
     CtrlC,
     console,
@@ -146,8 +146,6 @@ def _require(is_met: bool, message: str) -> None:
 
 def _check_task(learner: "Learner", task: int | None) -> None:
     """Raise `ValueError` if the model has no such task."""
-    from cps.network.input_checks import check_task_number
-
     if task is not None:
         check_task_number(task, learner.network)
 

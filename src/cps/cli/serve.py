@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cps.cli.loaders import Loader, get_loader
+from cps.cli.arguments import Loader, get_loader
 from cps.cli.terminal import console, sanitize, warn
 
 

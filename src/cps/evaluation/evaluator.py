@@ -14,8 +14,7 @@ from torch import Tensor
 from cps.data.examples import LabelEncoder, as_examples, read_labels
 from cps.data.rotations import average_views
 from cps.data.tasks import Task
-from cps.evaluation.metrics import Matrix
-from cps.evaluation.results import Evaluation, Metrics
+from cps.evaluation.metrics import Evaluation, Matrix, Metrics
 from cps.learner import Learner
 from cps.network.outputs import Evidence, Outputs, concatenate
 from cps.network.subnetwork import Subnetwork, local_labels
@@ -31,7 +30,7 @@ GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
 
 @dataclass(frozen=True)
-class TestOutputs:
+class EvaluationOutputs:
     """The outputs of every subnetwork for the test images of all tasks, ordered by task.
 
     `task[i]` is the task of image i. `is_correct[i]` says whether the subnetwork of that task predicts the right
@@ -87,7 +86,7 @@ def evaluate(
         return Evaluation(task_il, class_il)
 
 
-def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> TestOutputs:
+def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> EvaluationOutputs:
     """Run the test images of all learned tasks through every subnetwork."""
     network = learner.network
     parts: list[list[Outputs]] = []
@@ -116,7 +115,7 @@ def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = Fa
             logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own_logits, labels, strict=True)
         ]
         in_top5 = torch.cat([match.any(dim=1) for match in matches])
-    return TestOutputs(*concatenate_tasks(parts), torch.cat(is_correct), in_top5)
+    return EvaluationOutputs(*concatenate_tasks(parts), torch.cat(is_correct), in_top5)
 
 
 def concatenate_tasks(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
@@ -135,7 +134,7 @@ def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
     return lambda labels: outputs[local_labels(task.classes, labels)]
 
 
-def _class_il(learner: Learner, selector: Selector, test: TestOutputs, group_size: int, seed: int) -> Metrics:
+def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
     groups = _shuffled_groups(test.task, group_size, seed)
     is_selected = {}
@@ -153,7 +152,7 @@ def _class_il(learner: Learner, selector: Selector, test: TestOutputs, group_siz
     )
 
 
-def _mean_after_last(test: TestOutputs, is_correct: Tensor | None) -> float | None:
+def _mean_after_last(test: EvaluationOutputs, is_correct: Tensor | None) -> float | None:
     """Return the mean accuracy over tasks after the last one."""
     if is_correct is None:
         return None
@@ -182,7 +181,7 @@ def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
     return torch.cat(groups).to(task.device)
 
 
-def _accuracy_matrix(test: TestOutputs, is_correct: Mapping[int, Tensor]) -> Matrix:
+def _accuracy_matrix(test: EvaluationOutputs, is_correct: Mapping[int, Tensor]) -> Matrix:
     """Return the matrix (after, on) of the percentage of correct images; NaN above the diagonal.
 
     `is_correct[after]` is about the images of all tasks, or of the tasks up to `after`.

@@ -4,8 +4,13 @@
 (`on > after`) are NaN. The metrics have the unit of the matrix, usually percent.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from cps.storage.json_codec import to_json
 
 Matrix = NDArray[np.float64]
 
@@ -57,3 +62,52 @@ def false_positive_rate(known: ArrayLike, unknown: ArrayLike, recall: float) -> 
     best_first = np.sort(np.asarray(known))[::-1]
     threshold = best_first[max(0, int(np.ceil(recall * len(best_first))) - 1)]
     return float((np.asarray(unknown) >= threshold).mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Metrics:
+    """An accuracy matrix and the metrics computed from it, in percent.
+
+    `accuracy[after, on]` is the accuracy on task `on` after task `after` was learned; NaN above the diagonal. `top5` is
+    None unless every task has more than five classes. `selection` has the same shape as `accuracy` and is the share of
+    images whose task was found; None if the task was given.
+    """
+
+    ACC: float
+    BWT: float
+    AIA: float
+    accuracy: Matrix
+    top5: float | None = None
+    selection: Matrix | None = None
+
+    @classmethod
+    def of(cls, accuracy: Matrix, *, top5: float | None = None, selection: Matrix | None = None) -> "Metrics":
+        """Compute the metrics of an accuracy matrix."""
+        return cls(
+            ACC=average_accuracy(accuracy),
+            BWT=backward_transfer(accuracy),
+            AIA=average_incremental_accuracy(accuracy),
+            accuracy=accuracy,
+            top5=top5,
+            selection=selection,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Metrics) and to_json(self) == to_json(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` measured: metrics with the task given, and by selector name and group size with the task found.
+
+    `evaluation.class_il["Cascade"][1].ACC` is the accuracy of the cascade on single images after the last task.
+    """
+
+    task_il: Metrics
+    class_il: dict[str, dict[int, Metrics]]
+
+    def encode(self) -> dict[str, Any]:
+        """Return the evaluation as JSON data, as results.json holds it."""
+        return to_json(self)

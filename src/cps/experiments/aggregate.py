@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cps.evaluation.metrics import Matrix, history
-from cps.evaluation.results import Metrics
+from cps.evaluation.metrics import Matrix, Metrics, history
 from cps.experiments.published import PUBLISHED
 from cps.experiments.results import Results, upgrade_settings_text
 

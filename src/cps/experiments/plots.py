@@ -7,13 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cps.evaluation.metrics import Matrix, backward_transfer, history
-from cps.evaluation.results import Metrics
+from cps.evaluation.metrics import Matrix, Metrics, backward_transfer, history
 from cps.experiments.aggregate import common_selectors_and_sizes, describe_group_size
 from cps.experiments.published import PUBLISHED
 from cps.experiments.results import Results
 
-COLOURS = {"ours": "#0b5cad", "ceiling": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
+COLOURS = {"ours": "#0b5cad", "upper_bound": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
 SELECTOR_COLOURS = {
     "Cascade": "ours",
     "MaxOutput": "other",
@@ -32,7 +31,7 @@ def plot_accuracy_history(results: Results) -> Figure:
     """Plot the accuracy after each task: ours for two group sizes, with the task known, and the bounds."""
     figure, axes = _figure()
     tasks = range(1, results.num_tasks + 1)
-    axes.plot(tasks, history(results.task_il.accuracy), "s-", color=COLOURS["ceiling"], label=TASK_KNOWN)
+    axes.plot(tasks, history(results.task_il.accuracy), "s-", color=COLOURS["upper_bound"], label=TASK_KNOWN)
     for size, style in zip(_shown_sizes(results), ("o-", "o--"), strict=False):
         curve = history(results.default_metrics[size].accuracy)
         _line(axes, tasks, curve, style, COLOURS["ours"], _our_label(results, size))
@@ -75,7 +74,7 @@ def plot_final_accuracy(results: Results) -> Figure:
     smallest, large = results.group_sizes[0], large_group_size(results.group_sizes)
     shown = {TASK_KNOWN: results.task_il}
     shown |= {_our_label(results, size): results.default_metrics[size] for size in (large, smallest)}
-    colours = (COLOURS["ceiling"], COLOURS["other"], COLOURS["ours"])
+    colours = (COLOURS["upper_bound"], COLOURS["other"], COLOURS["ours"])
     places = np.arange(1, tasks + 1)
     for index, ((label, metrics), colour) in enumerate(zip(shown.items(), colours, strict=False)):
         offset = 0.28 * (index - (len(shown) - 1) / 2)
@@ -89,7 +88,7 @@ def plot_final_accuracy(results: Results) -> Figure:
 def plot_forgetting(results: Results) -> Figure:
     """Plot the BWT after each task: how many points the earlier tasks have lost since they were learned."""
     figure, axes = _figure()
-    shown: dict[str, tuple[Metrics, str, str]] = {TASK_KNOWN: (results.task_il, COLOURS["ceiling"], "s-")}
+    shown: dict[str, tuple[Metrics, str, str]] = {TASK_KNOWN: (results.task_il, COLOURS["upper_bound"], "s-")}
     for size, style in zip(_shown_sizes(results), ("o-", "o--"), strict=False):
         shown[_our_label(results, size)] = (results.default_metrics[size], COLOURS["ours"], style)
     if results.bounds.finetuning is not None:
@@ -111,7 +110,7 @@ def plot_mean_history(runs: Sequence[Results], size: int) -> Figure:
     selector = min(run.default_selector for run in runs)
     tasks = range(1, runs[0].num_tasks + 1)
     shown: dict[str, tuple[list[Metrics], str, str]] = {
-        TASK_KNOWN: ([run.task_il for run in runs], COLOURS["ceiling"], "s-")
+        TASK_KNOWN: ([run.task_il for run in runs], COLOURS["upper_bound"], "s-")
     }
     for each, style in ((1, "o-"), (size, "o--")):
         if selector in selectors and each in sizes:
@@ -141,8 +140,8 @@ def plot_group_sizes(runs: Sequence[Results]) -> Figure:
         curves = np.array([[run.class_il[selector][size].ACC for size in sizes] for run in runs])
         style, colour = ("o-", SELECTOR_COLOURS[selector]) if selector in SELECTOR_COLOURS else next(others)
         _mean_line(axes, range(len(sizes)), curves, style, COLOURS[colour], selector)
-    ceiling = float(np.mean([run.task_il.ACC for run in runs]))
-    axes.axhline(ceiling, color=COLOURS["ceiling"], linestyle="--", label=TASK_KNOWN)
+    upper_bound = float(np.mean([run.task_il.ACC for run in runs]))
+    axes.axhline(upper_bound, color=COLOURS["upper_bound"], linestyle="--", label=TASK_KNOWN)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
     _decorate(axes, "group size (images known to share a task)", "accuracy after the last task (%)")
     return figure

@@ -176,8 +176,8 @@ def _cards(run: Results) -> list[Card]:
         for size in sizes
     ]
     cards += [
-        Card("ceiling", f"{_percent(run.task_il.ACC)}%", "task-IL accuracy (task known)"),
-        Card("ceiling", f"{_percent(run.task_il.BWT)}%", "forgotten (task-IL BWT)"),
+        Card("upper_bound", f"{_percent(run.task_il.ACC)}%", "task-IL accuracy (task known)"),
+        Card("upper_bound", f"{_percent(run.task_il.BWT)}%", "forgotten (task-IL BWT)"),
     ]
     if run.bounds.finetuning is not None:
         cards.append(Card("low", f"{_percent(run.bounds.finetuning.ACC)}%", "finetuning, which forgets"))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cps.data.rotations import Rotations
-from cps.evaluation.results import Evaluation, Metrics
+from cps.evaluation.metrics import Evaluation, Metrics
 from cps.evaluation.weight_sharing import LayerSharing
 from cps.methods.joint import JointMetrics
 from cps.network.capacity import Capacity

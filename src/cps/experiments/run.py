@@ -279,13 +279,13 @@ def _measure_costs(
 ) -> tuple[MillisecondsPerImage, DenseCost, tuple[SubnetworkCost, ...]]:
     """Return times and costs of the dense network and of each subnetwork."""
     dense, costs = measure_costs(network)
-    milliseconds = MillisecondsPerImage(dense["milliseconds"], tuple(cost["milliseconds"] for cost in costs))
+    milliseconds = MillisecondsPerImage(dense.milliseconds, tuple(cost.milliseconds for cost in costs))
     shares = zip(sharing.density, sharing.taken, costs, strict=True)
     subnetworks = tuple(
-        SubnetworkCost(task, density, taken, cost["parameters"], cost["operations"])
+        SubnetworkCost(task, density, taken, cost.parameters, cost.operations)
         for task, (density, taken, cost) in enumerate(shares)
     )
-    return milliseconds, DenseCost(dense["parameters"], dense["operations"]), subnetworks
+    return milliseconds, DenseCost(dense.parameters, dense.operations), subnetworks
 
 
 def _flatten(run: dict[str, Any]) -> dict[str, Any]:

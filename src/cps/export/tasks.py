@@ -52,7 +52,7 @@ def export_task(learner: Learner, task: int, path: str | Path) -> Export:
         return _export_onnx(learner.network, module, ["logits"], metadata, path)
     cost = measure_cost(module, learner.network)
     write_state_dict(module, path, metadata)
-    return Export(path, path.stat().st_size, cost["parameters"], cost["operations"])
+    return Export(path, path.stat().st_size, cost.parameters, cost.operations)
 
 
 def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | None = None) -> Export:
@@ -74,7 +74,7 @@ def _export_onnx(
 ) -> Export:
     cost = measure_cost(module, network)
     difference = write_onnx(module, path, _noise(network), output_names=outputs, metadata=metadata)
-    return Export(path, path.stat().st_size, cost["parameters"], cost["operations"], difference)
+    return Export(path, path.stat().st_size, cost.parameters, cost.operations, difference)
 
 
 def _noise(network: SharedNetwork) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from cps.evaluation.results import Metrics
+from cps.evaluation.metrics import Metrics
 from cps.methods.single_head import Phase, SingleHeadTrainer
 
 

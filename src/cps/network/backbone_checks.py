@@ -129,8 +129,8 @@ def _perturb(value: Tensor) -> Tensor:
     """Return slightly larger values: larger, so that variances stay positive."""
     if not value.is_floating_point():
         return value.clone()
-    draws = torch.rand(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
-    return value.clone().add_(draws * (0.1 * value.abs() + 0.01))
+    noise = torch.rand(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+    return value.clone().add_(noise * (0.1 * value.abs() + 0.01))
 
 
 def _hint(backbone: nn.Module, pixels: Tensor) -> str:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +13,15 @@ from cps.network.compact.extraction import Standalone, copy_with_tensors
 from cps.network.shared import SharedNetwork
 
 
-def measure_costs(network: SharedNetwork) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+class Cost(NamedTuple):
+    """The number of parameters, and the floating point operations and milliseconds for one image."""
+
+    parameters: int
+    operations: int
+    milliseconds: float
+
+
+def measure_costs(network: SharedNetwork) -> tuple[Cost, list[Cost]]:
     """Return the cost per image of the dense network with a head, and of each extracted subnetwork."""
     first = network.subnetworks[0]
     dense = Standalone(copy_with_tensors(network.backbone, network.tensors_of(0)), first, network.prepare)
@@ -23,16 +31,16 @@ def measure_costs(network: SharedNetwork) -> tuple[dict[str, Any], list[dict[str
 
 
 @torch.no_grad()
-def measure_cost(module: nn.Module, network: SharedNetwork) -> dict[str, Any]:
-    """Return the number of parameters, and the floating point operations and milliseconds for one image."""
+def measure_cost(module: nn.Module, network: SharedNetwork) -> Cost:
+    """Return the cost of a module that takes the network's images."""
     image = torch.zeros(1, *(network.input_shape or ()), device=network.device)
     with FlopCounterMode(display=False) as counter:
         module(image)
-    return {
-        "parameters": sum(parameter.numel() for parameter in module.parameters()),
-        "operations": counter.get_total_flops(),
-        "milliseconds": 1000 * median(measure_seconds(lambda: module(image), image.device) for _ in range(10)),
-    }
+    return Cost(
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        operations=counter.get_total_flops(),
+        milliseconds=1000 * median(measure_seconds(lambda: module(image), image.device) for _ in range(10)),
+    )
 
 
 def measure_seconds(work: Callable[[], object], device: torch.device) -> float:

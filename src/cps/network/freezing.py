@@ -72,7 +72,7 @@ class FlatRestorer:
             self._masks = {name: _ScoredWeight(gradient[name], value[name]) for name in scored if name in value}
 
     @torch.no_grad()
-    def keep(self, guard: Guard, shapes: Mapping[str, torch.Size]) -> None:
+    def set_guard(self, guard: Guard, shapes: Mapping[str, torch.Size]) -> None:
         """Use this guard from now on; `shapes` are the true shapes of weights that are padded here."""
         self._guard = guard
         self.free.fill_(1.0)
@@ -88,19 +88,19 @@ class FlatRestorer:
             free[name][within] = (~(kept.taken | kept.off)).to(kept.sealed.dtype).expand(kept.sealed.shape)
             value[name][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
         for name, mask in self._masks.items():
-            mask.keep(guard.get(name))
+            mask.set_guard(guard.get(name))
 
     @torch.no_grad()
     def __call__(self, score_step: float | Tensor = 0.0) -> None:
         """Update the mask scores by a step, then restore the vector."""
-        self.move(score_step)
+        self.update_scores(score_step)
         self._vector.mul_(self.free).add_(self.value)
 
     @torch.no_grad()
-    def move(self, score_step: float | Tensor) -> None:
+    def update_scores(self, score_step: float | Tensor) -> None:
         """Update the mask scores by a step, and `value` by them."""
         for mask in self._masks.values():
-            mask.move(score_step)
+            mask.update_scores(score_step)
 
     @torch.no_grad()
     def write_back(self) -> None:
@@ -120,7 +120,7 @@ class _ScoredWeight:
         self.scores = value.new_ones(mask_shape(value.shape))
         self.usable = torch.zeros_like(self.scores)
 
-    def keep(self, kept: Protected | None) -> None:
+    def set_guard(self, kept: Protected | None) -> None:
         """Copy the scores of a guard into fixed memory, which a captured graph can refer to."""
         self.sealed.copy_(self.value)
         self.scores.fill_(1.0)
@@ -130,7 +130,7 @@ class _ScoredWeight:
             self.scores[within] = kept.scores.to(self.scores.dtype)
             self.usable[within] = (kept.taken & ~kept.off).to(self.scores.dtype)
 
-    def move(self, score_step: float | Tensor) -> None:
+    def update_scores(self, score_step: float | Tensor) -> None:
         """Update the scores, and switch entries on and off by them."""
         update_scores(self.scores, self.gradient, self.sealed, self.usable, score_step)
         self.value.copy_(torch.where(self.scores > 0, self.sealed, 0.0))

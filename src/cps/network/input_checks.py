@@ -171,10 +171,3 @@ def _check_range(images: Tensor, network: SharedNetwork) -> None:
             f"some images have values far from those of the first task, {low:g} to {high:g}: predictions may be wrong; "
             "scale all images alike"
         )
-
-
-def check_task_number(task: int, network: SharedNetwork) -> None:
-    """Raise `ValueError` unless `task` is the number of a learned task, from 1 as in the command line."""
-    known = len(network.subnetworks)
-    if not 1 <= task <= known:
-        raise ValueError(f"task must be between 1 and {known}, the number of learned tasks, got {task}")

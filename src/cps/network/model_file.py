@@ -76,14 +76,24 @@ class ModelContent(NamedTuple):
     taken: Masks
     subnetworks: list[Subnetwork]
 
+    def check(self, path: str | Path) -> None:
+        """Raise `FileError` if a subnetwork uses free weights or differs from its digest."""
+        if not is_subset(union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights), self.taken):
+            raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
+        for subnetwork in self.subnetworks:
+            try:
+                subnetwork.check_sealed(self.weights)
+            except RuntimeError as error:
+                raise FileError(f"'{path}' is inconsistent: {error}") from None
+
 
 def parse_model(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelContent:
-    """Return the content of a model file, checked as far as possible without its backbone."""
+    """Return the content of a model file without its backbone; the shapes of all tensors are checked."""
     shared, private = (
         {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
         for kind in ("weight/", "initial/")
     )
-    return _parse(path, header, tensors, shared, private)
+    return _parse(_Reader(path, tensors, "is inconsistent"), header, shared, private)
 
 
 def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -91,7 +101,9 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
     network.make_private([name for name in network.weights if f"initial/{name}" in tensors])
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
-    content = _parse(path, header, tensors, network.weights, network.initial)
+    reader = _Reader(path, tensors, "does not fit this backbone")
+    content = _parse(reader, header, network.weights, network.initial)
+    content.check(path)
     input_range = header.get("input_range")  # missing in early files
     network.set_state(
         NetworkState(
@@ -107,26 +119,14 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
 
 
 def _parse(
-    path: str | Path,
-    header: dict[str, Any],
-    tensors: dict[str, Tensor],
-    shared: Mapping[str, Tensor],
-    private: Mapping[str, Tensor],
+    reader: "_Reader", header: dict[str, Any], shared: Mapping[str, Tensor], private: Mapping[str, Tensor]
 ) -> ModelContent:
     """Return the content of a file for a network whose shared and private tensors have these shapes and dtypes."""
-    reader = _Reader(path, tensors)
     weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
     initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
     taken = reader.masks("taken", weights)
     subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
     reader.check_all_taken()
-    if not is_subset(union_of((subnetwork.masks for subnetwork in subnetworks), weights), taken):
-        raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
-    for subnetwork in subnetworks:
-        try:
-            subnetwork.check_sealed(weights)
-        except RuntimeError as error:
-            raise FileError(f"'{path}' is inconsistent: {error}") from None
     return ModelContent(weights, initial, taken, subnetworks)
 
 
@@ -178,20 +178,23 @@ def _subnetwork_tensors(subnetwork: Subnetwork) -> dict[str, Tensor]:
 
 
 class _Reader:
-    """Takes tensors out of a file one by one, checks each, and finds those that are left over."""
+    """Takes tensors out of a file one by one, checks each, and finds those that are left over.
 
-    def __init__(self, path: str | Path, tensors: dict[str, Tensor]):
-        self.path = path
+    Errors say that the file has the `problem`.
+    """
+
+    def __init__(self, path: str | Path, tensors: dict[str, Tensor], problem: str):
+        self.path, self.problem = path, problem
         self.rest = dict(tensors)
 
     def take(self, name: str, shape: Sequence[int] | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         value = self.rest.pop(name, None)
         if value is None:
-            raise FileError(f"'{self.path}' does not fit this backbone: tensor '{name}' is missing")
+            raise FileError(f"'{self.path}' {self.problem}: tensor '{name}' is missing")
         expected = value.shape if shape is None else tuple(shape)
         if tuple(value.shape) != tuple(expected) or value.dtype != dtype:
             raise FileError(
-                f"'{self.path}' does not fit this backbone: tensor '{name}' is "
+                f"'{self.path}' {self.problem}: tensor '{name}' is "
                 f"{_describe(value.dtype, value.shape)}, expected {_describe(dtype, expected)}"
             )
         return value
@@ -207,7 +210,7 @@ class _Reader:
 
     def check_all_taken(self) -> None:
         if self.rest:
-            raise FileError(f"'{self.path}' does not fit this backbone: unexpected tensor '{min(self.rest)}'")
+            raise FileError(f"'{self.path}' {self.problem}: unexpected tensor '{min(self.rest)}'")
 
 
 def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:

@@ -68,7 +68,6 @@ class SharedNetwork:
         self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
         make_contiguous(self.backbone)
-        self.normalize = normalize
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
         self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
@@ -132,14 +131,12 @@ class SharedNetwork:
         """Release all memory that may hold pixels of past images."""
         self._compact.release_images()
 
-    # What changes a network
-
     @contextmanager
     def transaction(self) -> Iterator[NetworkState]:
         """Yield the present state, and restore it if the block raises. Other threads see the old state or the new."""
         with self.in_use():
             if self._is_changing:
-                raise RuntimeError("a task is being learned or forgotten; until then the learner can only predict")
+                raise RuntimeError("a task is being learned or forgotten; until it ends, the learner can only predict")
             before = NetworkState(*(getattr(self, name) for name in NetworkState._fields))
             self.weights, self.subnetworks = {**before.weights}, [*before.subnetworks]
             self._is_changing = True
@@ -187,7 +184,7 @@ class SharedNetwork:
         If layers have less than a share `min_free` of free weights, the draft learns which sealed connections to use.
         """
         trainable = {name for name, value in self.backbone.named_parameters() if value.requires_grad}
-        free = {name: share for name, share in self.free().items() if name in trainable}
+        free = {name: share for name, share in self.free_by_layer().items() if name in trainable}
         learns_masks = bool(self.subnetworks) and is_short_of_weights(free, self.weights, min_free)
         if self.subnetworks and trainable:
             has_private = not trainable.isdisjoint(self.parts.private)
@@ -268,8 +265,6 @@ class SharedNetwork:
         live = named_tensors(self.backbone)
         return {name for name in self.weights if not live[name].requires_grad or (self.taken[name] & ~used[name]).any()}
 
-    # What runs a network
-
     def pixels(self, images: Tensor) -> Tensor:
         """Return the backbone's input for raw images: on its device, scaled and normalised."""
         return self.prepare(images.to(self.device))
@@ -285,7 +280,7 @@ class SharedNetwork:
         def forward(tasks: Sequence[int]) -> list[Outputs]:
             with self.in_use():
                 if [each.digest for each in known] != [each.digest for each in self.subnetworks[: len(known)]]:
-                    raise RuntimeError("a task was forgotten since this evidence was made; make it again")
+                    raise RuntimeError("a task was forgotten since this evidence was made; compute it again")
                 return self.outputs(batches, tasks)
 
         return Evidence(forward, len(known))
@@ -335,8 +330,6 @@ class SharedNetwork:
     def _two_images(self) -> Tensor:
         return self.pixels(self._noise(2))
 
-    # What describes a network
-
     def check_task(self, task: int) -> None:
         """Raise an error unless `task` is the index of a learned task."""
         known = len(self.subnetworks)
@@ -362,6 +355,6 @@ class SharedNetwork:
         """Return the share of all shared weights that no subnetwork has taken."""
         return 1 - density(self.taken, self.weights)
 
-    def free(self) -> dict[str, float]:
+    def free_by_layer(self) -> dict[str, float]:
         """Return, for each shared weight, the share that no subnetwork has taken."""
         return {name: 1 - count_weights(self.taken[name], w) / w.numel() for name, w in self.weights.items()}

@@ -20,12 +20,12 @@ PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.I
 
 
 @dataclass
-class Branch:
+class LayerOutput:
     """The output of a shared layer, after any norm layers, and the number of operations that read it."""
 
     weight: str
     channel_axis: int
-    before: "Branch | None" = None
+    before: "LayerOutput | None" = None
     reads: int = 0
 
     def is_read_once(self) -> bool:
@@ -37,7 +37,7 @@ class Branch:
 class Addition:
     """One addition in the forward pass: the sum over images of each summand's absolute value."""
 
-    branches: tuple[Branch | None, Branch | None]
+    branches: tuple[LayerOutput | None, LayerOutput | None]
     sums: tuple[Tensor, Tensor]
     images: int
 
@@ -99,18 +99,18 @@ class _AdditionRecorder(TorchFunctionMode):
         return result
 
     def _count_read(self, argument: Any, *, is_addition: bool, in_place: bool) -> None:
-        branch = getattr(argument, "_cps_branch", None) if isinstance(argument, Tensor) else None
+        branch = getattr(argument, "_cps_source", None) if isinstance(argument, Tensor) else None
         if branch is None or (in_place and not is_addition):  # an activation in place: still the same signal
             return
         branch.reads += 1
         if in_place:  # the tensor holds the sum from now on
-            del argument._cps_branch  # pyright: ignore
+            del argument._cps_source  # pyright: ignore
 
     def _record(self, summands: Sequence[Any]) -> None:
         if len(summands) < 2 or not all(isinstance(summand, Tensor) for summand in summands[:2]):
             return
         first, second = summands[0], summands[1]
-        branches = (getattr(first, "_cps_branch", None), getattr(second, "_cps_branch", None))
+        branches = (getattr(first, "_cps_source", None), getattr(second, "_cps_source", None))
         if branches != (None, None) and first.shape == second.shape:
             sums = (first.abs().sum(dim=0), second.abs().sum(dim=0))
             self.additions.append(Addition(branches, sums, len(first)))
@@ -126,15 +126,15 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
             calls[name].append(_sum_input(layer, inputs[0] if inputs else named["input"]))
 
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            output._cps_branch = Branch(name, output_channel_axis(layer))  # pyright: ignore
+            output._cps_source = LayerOutput(name, output_channel_axis(layer))  # pyright: ignore
 
         handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(layer.register_forward_hook(after))
 
     def pass_on(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        source = getattr(inputs[0], "_cps_branch", None)
+        source = getattr(inputs[0], "_cps_source", None)
         if source is not None and output is not inputs[0]:
-            output._cps_branch = Branch(source.weight, source.channel_axis, source)  # pyright: ignore
+            output._cps_source = LayerOutput(source.weight, source.channel_axis, source)  # pyright: ignore
 
     for name in names:
         hook_layer(name, layer_of(backbone, name))

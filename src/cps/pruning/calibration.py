@@ -15,14 +15,14 @@ GPU_BATCH_PIXELS = 2**20  # pixels per batch that keep a GPU busy
 def calibration_batches(
     examples: Examples,
     number: int,
-    draws: torch.Generator,
+    generator: torch.Generator,
     network: SharedNetwork,
     *,
     batch_size: int,
     num_rotations: int,
 ) -> list[Tensor]:
     """Return the pixels of `number` random examples in batches, an equal part of each batch in every rotation."""
-    chosen = torch.randperm(len(examples), generator=draws)[:number]
+    chosen = torch.randperm(len(examples), generator=generator)[:number]
     pixels = math.prod((network.input_shape or ())[1:])
     size = max(batch_size, GPU_BATCH_PIXELS // max(1, pixels) if network.device.type == "cuda" else 0)
     batches = (network.pixels(images) for images, _ in examples.batches(chosen.split(size)))

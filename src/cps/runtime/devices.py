@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from cps.runtime.process_state import SharedSettings
+from cps.runtime.process_state import DETERMINISTIC_CUDNN, FULL_PRECISION
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -108,24 +108,15 @@ def precision_of(fabric: "Fabric") -> str:
     return str(fabric.strategy.precision.precision)
 
 
-_BACKENDS: Any = torch.backends
-_DETERMINISTIC_CUDNN = SharedSettings([(_BACKENDS.cudnn, "benchmark", False), (_BACKENDS.cudnn, "deterministic", True)])
-_FULL_PRECISION = SharedSettings(
-    [(_BACKENDS.cudnn.conv, "fp32_precision", "ieee"), (_BACKENDS.cuda.matmul, "fp32_precision", "ieee")]
-    if hasattr(_BACKENDS.cudnn, "conv")
-    else [(_BACKENDS.cudnn, "allow_tf32", False), (_BACKENDS.cuda.matmul, "allow_tf32", False)]  # before torch 2.9
-)
-
-
 def deterministic_cudnn() -> AbstractContextManager[None]:
     """Use only cuDNN convolutions that give the same bits every time."""
-    return _DETERMINISTIC_CUDNN.applied()
+    return DETERMINISTIC_CUDNN.applied()
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Compute in full float32 on a GPU, instead of the shorter TF32 that torch may use."""
-    with _FULL_PRECISION.applied(), deterministic_cudnn():
+    with FULL_PRECISION.applied(), deterministic_cudnn():
         yield
 
 

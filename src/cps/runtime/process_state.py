@@ -1,12 +1,13 @@
 """Everything that the whole process shares: locks, caches, worker threads and switches of torch.
 
-Only `cuda_graphs` keeps more for as long as the process runs: the streams of each GPU, and graphs whose capture failed.
+Only `cuda_graphs` keeps more for as long as the process runs: the streams of each GPU, and graphs whose capture failed;
+and `settings_codec` the registry of settings that files can name.
 A thread that needs both takes `RNG_LOCK` before `CAPTURE_LOCK`.
 """
 
 import os
 import threading
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -24,6 +25,9 @@ TRACE_LOCK = threading.Lock()  # torch.fx patches nn.Module for the whole proces
 # Caches of selectors, keyed by a tensor of their statistics; an entry disappears with its tensor.
 PRECOMPUTED: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
 SELECTOR_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
+
+# Triton kernels to compile instead of launching them: one dictionary for each open `compile_in_parallel`.
+PENDING_KERNELS: list[dict[Any, Callable[[], object]]] = []
 
 
 def thread_pool() -> ThreadPoolExecutor:
@@ -90,3 +94,12 @@ class SharedSettings:
                 if self._users == 0:
                     for (owner, name, _), value in zip(self._settings, self._before, strict=True):
                         setattr(owner, name, value)
+
+
+_BACKENDS: Any = torch.backends
+DETERMINISTIC_CUDNN = SharedSettings([(_BACKENDS.cudnn, "benchmark", False), (_BACKENDS.cudnn, "deterministic", True)])
+FULL_PRECISION = SharedSettings(
+    [(_BACKENDS.cudnn.conv, "fp32_precision", "ieee"), (_BACKENDS.cuda.matmul, "fp32_precision", "ieee")]
+    if hasattr(_BACKENDS.cudnn, "conv")
+    else [(_BACKENDS.cudnn, "allow_tf32", False), (_BACKENDS.cuda.matmul, "allow_tf32", False)]  # before torch 2.9
+)

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from cps.network.outputs import Evidence, Outputs
-from cps.network.subnetwork import Subnetwork
+from cps.network.subnetwork import Statistics, Subnetwork
 from cps.selection.groups import number_of_groups
-
-Statistics = dict[str, Tensor]
 
 
 class Selector(Protocol):

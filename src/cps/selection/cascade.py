@@ -222,8 +222,8 @@ def _largest_eigenvectors(centred: Tensor, size: int) -> Tensor:
 
 def _dominant_subspace(centred: Tensor, size: int) -> Tensor:
     """Return an orthonormal basis that nearly contains the first components, without forming the covariance."""
-    draws = torch.Generator().manual_seed(0)
-    basis = torch.randn(centred.shape[1], size, dtype=torch.float32, generator=draws).to(centred)
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(centred.shape[1], size, dtype=torch.float32, generator=generator).to(centred)
     for _ in range(ITERATIONS):
         wider, _ = torch.linalg.qr(as_float64(centred.T @ (centred @ basis)))
         basis = wider.to(centred)

@@ -12,7 +12,7 @@ from cps.runtime.devices import gather_rows
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-GPU_BATCH_PIXELS = 2**22  # input values per batch that keep a GPU busy
+GPU_BATCH_VALUES = 2**22  # input values per batch that keep a GPU busy
 
 
 def gather_evidence(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, flipped: bool = False) -> Evidence:
@@ -37,4 +37,4 @@ def _batch_size(network: SharedNetwork) -> int:
     default = ImageBatches.batch_size
     if network.device.type != "cuda" or network.input_shape is None:
         return default
-    return max(default, min(4 * default, GPU_BATCH_PIXELS // math.prod(network.input_shape)))
+    return max(default, min(4 * default, GPU_BATCH_VALUES // math.prod(network.input_shape)))

@@ -23,8 +23,8 @@ class Prediction:
     """The class of each image, the task it was found in, and how certain both are.
 
     `share` is the selected task's softmax share of the scores of all tasks: larger for a group of images that agree
-    than for one image, and 1 if the task was given. `confidence` is the class's softmax share within that task. With
-    `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
+    than for one image, and 1 if the task was given. `confidence` is the softmax probability of the class within that
+    task. With `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
     `task_shares` hold the selector's scores and their softmax for every task, shape (N, tasks).
     """
 
@@ -85,7 +85,7 @@ def best_task(scores: Tensor) -> Tensor:
 
 
 def best_class(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax share and the index of the largest of the logits (N, classes)."""
+    """Return the softmax probability and the index of the largest of the logits (N, classes)."""
     confidence, index = logits.softmax(dim=1).max(dim=1)
     return confidence, index
 

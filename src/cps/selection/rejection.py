@@ -12,7 +12,7 @@ from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.storage.container import FileError
 
-KEY = "familiarity"  # the key of its statistics in a subnetwork and in model files
+REJECTION_KEY = "familiarity"  # the key of its statistics in a subnetwork and in model files
 STEPS = 1000  # resolution of the quantiles
 FEW_HELD_OUT = (
     "the rejection threshold of some tasks comes from training images, so the share of known images that are rejected "
@@ -28,13 +28,14 @@ def rejection_statistics(logits: Tensor, *, held_out: bool) -> dict[str, Tensor]
     largest = logits.amax(dim=1).float()
     levels = torch.linspace(0, 1, STEPS + 1, dtype=largest.dtype, device=logits.device)
     standard_error = largest.std(correction=0) / len(largest) ** 0.5
+    # "are_new" is fixed by model files: 1 if the images were held out of training.
     return {"quantiles": torch.quantile(largest, levels) - standard_error, "are_new": levels.new_tensor([held_out])}
 
 
 def check_rejection_statistics(network: SharedNetwork, path: object) -> None:
     """Raise `FileError` if the rejection statistics read from a file have the wrong shape."""
     for task, subnetwork in enumerate(network.subnetworks):
-        shapes = {name: value.shape for name, value in subnetwork.statistics.get(KEY, {}).items()}
+        shapes = {name: value.shape for name, value in subnetwork.statistics.get(REJECTION_KEY, {}).items()}
         if shapes != {"are_new": (1,), "quantiles": (STEPS + 1,)}:
             raise FileError(f"'{path}' has damaged rejection statistics of task {task}")
 
@@ -50,7 +51,7 @@ def is_known(network: SharedNetwork, evidence: Evidence, tasks: Tensor, reject: 
     check_reject(reject)
     if reject == 0:
         return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
-    if any(not float(each.statistics[KEY]["are_new"]) for each in network.subnetworks):
+    if any(not float(each.statistics[REJECTION_KEY]["are_new"]) for each in network.subnetworks):
         network.warn_once(FEW_HELD_OUT)
     return rejection_score(network, evidence, tasks) >= round(reject * STEPS)
 
@@ -63,7 +64,7 @@ def rejection_score(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -
     tasks = tasks.cpu()
     score = torch.full((len(tasks),), float(STEPS))
     for task in tasks.unique().tolist():
-        quantiles, images = network.subnetworks[task].statistics[KEY]["quantiles"].cpu(), tasks == task
+        quantiles, images = network.subnetworks[task].statistics[REJECTION_KEY]["quantiles"].cpu(), tasks == task
         lowest, highest = quantiles[0], quantiles[-1]
         largest = evidence[task].logits[images].amax(dim=1).cpu()
         rank = torch.searchsorted(quantiles, largest, right=True) - 1.0

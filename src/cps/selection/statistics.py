@@ -13,7 +13,7 @@ from cps.network.subnetwork import Subnetwork
 from cps.runtime.devices import broadcast
 from cps.selection.base import LinkedSelector, Selector, Statistics, is_selector
 from cps.selection.gather import gather_evidence
-from cps.selection.rejection import KEY, rejection_statistics
+from cps.selection.rejection import REJECTION_KEY, rejection_statistics
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -31,8 +31,10 @@ def check_selectors(selectors: Sequence[Selector]) -> tuple[Selector, ...]:
     for selector in selectors:
         if not is_selector(selector):
             raise TypeError(f"a selector must be an object such as cps.MaxOutput(), got {selector!r}")
-        if not isinstance(selector.name, str) or selector.name == KEY:
-            raise ValueError(f"the name of a selector must be a string other than '{KEY}', got {selector.name!r}")
+        if not isinstance(selector.name, str) or selector.name == REJECTION_KEY:
+            raise ValueError(
+                f"the name of a selector must be a string other than '{REJECTION_KEY}', got {selector.name!r}"
+            )
     if not selectors or len({selector.name for selector in selectors}) < len(selectors):
         raise ValueError("selectors must contain at least one selector and no two of the same name")
     return tuple(selectors)
@@ -83,7 +85,7 @@ def collect_statistics(
     are_enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
     if not are_enough:
         logits.append(evidence[-1].logits)
-    collected[KEY] = broadcast(rejection_statistics(torch.cat(logits), held_out=are_enough), fabric)
+    collected[REJECTION_KEY] = broadcast(rejection_statistics(torch.cat(logits), held_out=are_enough), fabric)
     return collected
 
 

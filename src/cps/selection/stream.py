@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from cps.data.examples import ClassName
-from cps.data.images import as_images
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
@@ -41,7 +40,7 @@ class Stream:
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
         """Predict the next images, each from itself and all before it; `reject` as in `Learner.predict`."""
         with self._network.in_use():
-            return self.predict_evidence(self._forward(as_images(images)), reject=reject)
+            return self.predict_evidence(self._forward(images), reject=reject)
 
     def predict_evidence(self, evidence: Evidence, *, reject: float = 0.0) -> Prediction:
         """Predict the next images from their evidence."""

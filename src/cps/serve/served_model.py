@@ -164,7 +164,7 @@ def _describe(path: Path, learner: Learner, size: int, limits: Limits) -> ModelR
         file=path.name,
         tasks=tasks,
         free=network.free_share(),
-        free_by_layer=network.free(),
+        free_by_layer=network.free_by_layer(),
         image_size=size,
         selector=learner.config.selectors[0].name,
         limits=LimitsInfo(images=limits.images, megabytes=limits.megabytes, megapixels=limits.megapixels),

@@ -23,14 +23,14 @@ class EpochPlan:
     """One epoch of one process: the example indices of each batch, and the numbers that go with them.
 
     `uniform` has a row of random numbers for each example. `factors` has the factor on the learning rate of each step,
-    and `shares` the weight of this process's part of each batch. `score_step` is the step size of the mask scores at
-    the full learning rate.
+    and `loss_weights` the weight of this process's part of each batch. `score_step` is the step size of the mask scores
+    at the full learning rate.
     """
 
     order: Sequence[Tensor]
     uniform: Tensor
     factors: Sequence[float]
-    shares: Sequence[float]
+    loss_weights: Sequence[float]
     score_step: float = 0.0
 
 
@@ -93,19 +93,19 @@ class PlainSteps:
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
         """Take one step per batch of an epoch; return the sum of the losses."""
-        steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.shares, strict=True)
+        steps = zip(examples.batches(plan.order), plan.order, plan.factors, plan.loss_weights, strict=True)
         self.total_loss.zero_()
-        for (images, labels), indices, factor, share in steps:
+        for (images, labels), indices, factor, loss_weight in steps:
             for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
                 group["lr"] = rate * factor
             batch = [value.to(self.fabric.device) for value in (images, labels, plan.uniform[indices])]
-            self._step(batch, share, plan.score_step * factor)
+            self._step(batch, loss_weight, plan.score_step * factor)
         return self.total_loss
 
-    def _step(self, batch: Sequence[Tensor], share: float, score_step: float) -> None:
+    def _step(self, batch: Sequence[Tensor], loss_weight: float, score_step: float) -> None:
         pixels, labels = self.transform(*batch)
         # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones such as losses.
-        loss = self.fabric_model(pixels, labels, self.loss.__call__) * share
+        loss = self.fabric_model(pixels, labels, self.loss.__call__) * loss_weight
         self.fabric.backward(loss)
         self.fabric_optimizer.step()
         self.restore(score_step)

@@ -148,8 +148,8 @@ class Trainer:
             uniform = torch.rand(examples, draws, generator=generator(*seed, epoch, DRAWS))
             factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
             # Processes may have unequal parts of a batch; weighted by them, the mean over processes is the batch mean.
-            shares = [len(part) * processes / len(batch) for part, batch in zip(local, order, strict=True)]
-            yield EpochPlan(local, uniform, factors, shares, score_range / (training.epochs * len(order)))
+            loss_weights = [len(part) * processes / len(batch) for part, batch in zip(local, order, strict=True)]
+            yield EpochPlan(local, uniform, factors, loss_weights, score_range / (training.epochs * len(order)))
 
 
 def _check_dtype(model: Classifier, fabric: "Fabric") -> None:
@@ -161,7 +161,7 @@ def _check_dtype(model: Classifier, fabric: "Fabric") -> None:
         )
 
 
-def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
+def epoch_order(examples: int, batch_size: int, generator: torch.Generator, processes: int = 1) -> Iterator[Tensor]:
     """Yield the shuffled indices of each batch of one epoch, for all processes together.
 
     A last, smaller batch is skipped if it is too small for batch norm (fewer than two images per process), or if it
@@ -169,7 +169,7 @@ def epoch_order(examples: int, batch_size: int, draws: torch.Generator, processe
     """
     if min(examples, batch_size) < processes:
         raise ValueError(f"batches of {min(examples, batch_size)} images are too small for {processes} processes")
-    batches = torch.randperm(examples, generator=draws).split(batch_size)
+    batches = torch.randperm(examples, generator=generator).split(batch_size)
     min_size = max(2 * processes, batch_size // 2 if len(batches) > MANY_BATCHES else 0)
     for batch in batches:
         if len(batch) >= min(min_size, batch_size) or len(batches) == 1:

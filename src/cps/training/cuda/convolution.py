@@ -14,10 +14,9 @@ from cps.runtime.cuda_graphs import side_stream
 
 HAS_TRITON = find_spec("triton") is not None
 KERNEL_DTYPE = torch.bfloat16
-MAX_CHANNEL_PRODUCT = (
-    128 * 128
-)  # input times output channels up to which the custom kernels are faster than cuDNN's ...
-MAX_POINTWISE_CHANNEL_PRODUCT = 256 * 512  # ... and up to which they are for strided 1x1 convolutions
+# Input times output channels up to which the custom kernels are faster than cuDNN's: in general, and for strided 1x1.
+MAX_CHANNEL_PRODUCT = 128 * 128
+MAX_POINTWISE_CHANNEL_PRODUCT = 256 * 512
 
 
 class FastConv2d(nn.Conv2d):

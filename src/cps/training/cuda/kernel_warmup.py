@@ -9,21 +9,19 @@ from typing import Any
 
 from torch import Tensor
 
-TYPICAL_BATCH = 128  # images; block sizes are chosen for this batch size
+from cps.runtime.process_state import PENDING_KERNELS
 
-_pending: list[
-    dict[Any, Callable[[], object]]
-] = []  # kernels to compile, one dictionary per open `compile_in_parallel`
+TYPICAL_BATCH = 128  # images; block sizes are chosen for this batch size
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: int) -> None:
     """Launch a kernel; inside `compile_in_parallel`, only note it for compilation."""
-    if not _pending:
+    if not PENDING_KERNELS:
         kernel[grid](*arguments, **options)
         return
     kinds = tuple(value.dtype if isinstance(value, Tensor) else value for value in arguments)
     key = (id(kernel), kinds, *options.items())
-    _pending[-1][key] = partial(kernel.warmup, *kinds, grid=grid, **options)
+    PENDING_KERNELS[-1][key] = partial(kernel.warmup, *kinds, grid=grid, **options)
 
 
 @contextmanager
@@ -32,11 +30,11 @@ def compile_in_parallel() -> Iterator[None]:
 
     The tensors that the kernels would write to stay unchanged.
     """
-    _pending.append({})
+    PENDING_KERNELS.append({})
     try:
         yield
     finally:
-        kernels = _pending.pop()
+        kernels = PENDING_KERNELS.pop()
     if kernels:  # in a separate context, since some versions of Triton stay in the compile mode after an error
         copy_context().run(_compile, list(kernels.values()))
 

@@ -37,7 +37,7 @@ class OptimizerStep:
     def __call__(self) -> None:
         """Take a step."""
         if self._kernel_step is not None:
-            self.restore.move(self.score_step)
+            self.restore.update_scores(self.score_step)
             self._kernel_step()
         else:
             self.optimizer.step()
@@ -79,7 +79,7 @@ class OptimizerStep:
 
     def begin(self, guard: Guard, shapes: Mapping[str, torch.Size], saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Start with a guard, and with a new optimizer state or the saved state of each parameter."""
-        self.restore.keep(guard, shapes)
+        self.restore.set_guard(guard, shapes)
         state = self.optimizer.state[self.flat.vector]
         for value in state.values():
             if isinstance(value, Tensor):

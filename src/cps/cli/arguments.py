@@ -1,4 +1,4 @@
-"""The --loader option: a function of the user that loads a model with a custom backbone."""
+"""Arguments that several commands share: `--loader`, a function that loads a custom backbone, and `--task`."""
 
 import importlib
 import os
@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from cps.loading import Load
+    from cps.network.shared import SharedNetwork
 
 Loader = Annotated[
     str | None, typer.Option(help="Function that loads a model with a custom backbone, as module:function.")
@@ -51,3 +52,10 @@ def _import_function(name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ValueError(f"--loader must be module:function, got '{name}', which is {found!r}")
     return found
+
+
+def check_task_number(task: int, network: "SharedNetwork") -> None:
+    """Raise `ValueError` unless `task` is the number of a learned task, counted from 1."""
+    known = len(network.subnetworks)
+    if not 1 <= task <= known:
+        raise ValueError(f"task must be between 1 and {known}, the number of learned tasks, got {task}")
