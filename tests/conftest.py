@@ -44,6 +44,23 @@ def learned(fabric):
     return learner
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return a learner with two tasks of named classes, and its model file; tests must not change them."""
+    torch.manual_seed(0)
+    training = cps.Training(1, cps.SGD(0.01), cps.Steps((1,), 0.5), batch_size=16)
+    learner = cps.Learner(
+        conv_net(), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu"),
+        normalize=cps.Normalize((0.5, 0.5), (0.2, 0.2)), augment=cps.Chain((cps.PadCrop(1), cps.Flip())),
+    )  # fmt: skip
+    images, labels = make_task(0).train
+    learner.learn(cps.Task(["häschen", "cat\n"], train=(images, [label % 2 for label in labels])))
+    learner.learn(make_task(10))
+    path = tmp_path_factory.mktemp("model") / "model.cps"
+    learner.save(path)
+    return learner, path
+
+
 def pytest_terminal_summary(terminalreporter):
     """Name the skipped tests whose reason is that nothing was tested; pytest itself lists reasons only with -rs."""
     for report in terminalreporter.stats.get("skipped", []):

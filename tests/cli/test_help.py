@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from commands import run_cps
+from cps.app.autoconfig import AUGMENTATIONS
 from cps.cli import app
 from cps.cli.model import BACKBONES
 from cps.network.backbones import BUILTINS
@@ -20,8 +21,10 @@ def test_help_does_not_import_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_help_of_learn_names_all_backbones():
+def test_help_of_learn_names_all_backbones_and_augmentations():
     assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
+    (augment,) = (each for each in COMMANDS["learn"].params if each.name == "augment")
+    assert augment.help.rstrip(".").replace(" or ", ", ").split(", ") == list(AUGMENTATIONS)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -241,14 +241,14 @@ def test_the_step_is_captured_and_the_same_seed_gives_the_same_bits(make_learner
         steps = set()
         for first in (0, 10):
             learner.learn(make_task(first, shape=(3, 8, 8), images=37))
-            steps.add(learner._trainer._step_cache[0][1])
+            steps.add(learner._trainer._step_cache.steps)
         (step,) = steps  # one for all phases and tasks
         sizes = [len(captured._graphs) for captured in step._steps.values()]
         assert sizes == [1] * 4  # before the first batch, full batches, the last full one, the smaller last one
         assert not step._batches._images.any()  # no image is kept
         assert not any(pixels.any() for pixels, _ in step._batches._prepared.values())
         learner.learn(make_task(20, shape=(3, 8, 8), images=29))  # another number of images: steps are captured again
-        assert learner._trainer._step_cache[0][1] is step
+        assert learner._trainer._step_cache.steps is step
         assert [len(captured._graphs) for captured in step._steps.values()] == [1] * 4
         return [learner.fingerprint(task) for task in range(2)]
 
@@ -273,7 +273,7 @@ def test_in_bf16_the_same_seed_gives_the_same_bits_and_gradients_are_those_of_cu
         backbone = Untraceable(odd_resnet()) if is_compiled else odd_resnet()
         learner = cps.Learner(backbone, train=training, retrain=training, rounds=1, fabric=fabric)
         learner.learn(make_task(0, shape=(3, 16, 16), images=64))
-        assert learner._trainer._step_cache[0][1].is_compiled == is_compiled
+        assert learner._trainer._step_cache.steps.is_compiled == is_compiled
         return learner.fingerprint(0), learner.network.subnetworks[0].head
 
     first, again = run(), run()

@@ -21,7 +21,7 @@ from cps.runtime.process_state import RNG_LOCK
 from cps.training import cuda
 from cps.training.cuda import faster_steps
 from cps.training.cuda.captured_step import CapturedStep
-from cps.training.steps import Fit
+from cps.training.steps import Fit, StepCache
 from samples import ListDataset, conv_net
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def with_optimizer(fit, optimizer):
 
 
 def test_fits_of_the_same_shape_share_one_captured_step_and_the_last_one_is_kept(fit, cpu_fabric):
-    cache = []
+    cache = StepCache()
     first, warnings = faster_steps(fit, cpu_fabric, cache)
     assert isinstance(first, CapturedStep)
     assert not warnings
@@ -53,7 +53,7 @@ def test_fits_of_the_same_shape_share_one_captured_step_and_the_last_one_is_kept
     assert faster_steps(replace(fit, examples=more), cpu_fabric, cache) == (first, [])
     other, _ = faster_steps(replace(fit, training=replace(fit.training, batch_size=2)), cpu_fabric, cache)
     assert other is not first
-    assert [steps for _, steps in cache] == [other]
+    assert cache.steps is other
     off = torch.zeros(8, 3, 1, 1, dtype=torch.bool)
     scored = {"0.weight": Protected(~off, torch.zeros(8, 3, 3, 3), off, torch.ones(8, 3, 1, 1))}
     assert faster_steps(replace(fit, guard=scored), cpu_fabric, cache)[0] is not first  # mask scores need memory
@@ -61,7 +61,7 @@ def test_fits_of_the_same_shape_share_one_captured_step_and_the_last_one_is_kept
 
 def test_a_fit_that_cannot_be_captured_has_a_reason(fit, cpu_fabric):
     def reason(fit, fabric=cpu_fabric):
-        steps, (warning,) = faster_steps(fit, fabric, [])
+        steps, (warning,) = faster_steps(fit, fabric, StepCache())
         assert steps is None
         return warning.removeprefix("the training step is not captured as a CUDA graph: ")
 
@@ -85,7 +85,7 @@ def test_if_custom_kernels_fail_the_step_is_built_without_them_and_then_not_at_a
         raise RuntimeError(f"no compiler, custom kernels: {has_custom_kernels}\nand more")
 
     monkeypatch.setattr(cuda, "CapturedStep", fail)
-    cache = []
+    cache = StepCache()
     assert faster_steps(fit, cpu_fabric, cache) == (
         None,
         [
@@ -100,7 +100,7 @@ def test_if_custom_kernels_fail_the_step_is_built_without_them_and_then_not_at_a
 def test_steps_are_built_in_turn_with_the_epochs_of_other_threads(fit, cpu_fabric, monkeypatch):
     is_locked = []
     monkeypatch.setattr(cuda, "CapturedStep", lambda *_, **__: is_locked.append(RNG_LOCK._is_owned()))
-    faster_steps(fit, cpu_fabric, [])
+    faster_steps(fit, cpu_fabric, StepCache())
     assert is_locked == [True]
 
 
@@ -108,7 +108,7 @@ def test_only_a_long_training_is_worth_compiling(fit, cpu_fabric, monkeypatch):
     can_compile = []
     monkeypatch.setattr(cuda, "CapturedStep", lambda *_, **options: can_compile.append(options["can_compile"]))
     for total_epochs in (749, 750):  # of two steps each
-        faster_steps(replace(fit, total_epochs=total_epochs), cpu_fabric, [])
+        faster_steps(replace(fit, total_epochs=total_epochs), cpu_fabric, StepCache())
     assert can_compile == [False, True]
 
 

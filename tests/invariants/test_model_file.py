@@ -24,25 +24,8 @@ from cps.storage import container as storage
 from samples import conv_net, make_task
 
 
-@pytest.fixture(scope="module")
-def learned(tmp_path_factory):
-    """Return a learner with two tasks of named classes, and its model file."""
-    torch.manual_seed(0)
-    training = cps.Training(1, cps.SGD(0.01), cps.Steps((1,), 0.5), batch_size=16)
-    learner = cps.Learner(
-        conv_net(), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu"),
-        normalize=cps.Normalize((0.5, 0.5), (0.2, 0.2)), augment=cps.Chain((cps.PadCrop(1), cps.Flip())),
-    )  # fmt: skip
-    images, labels = make_task(0).train
-    learner.learn(cps.Task(["häschen", "cat\n"], train=(images, [label % 2 for label in labels])))
-    learner.learn(make_task(10))
-    path = tmp_path_factory.mktemp("model") / "model.cps"
-    learner.save(path)
-    return learner, path
-
-
-def test_a_model_file_round_trips_exactly(learned, tmp_path):
-    learner, path = learned
+def test_a_model_file_round_trips_exactly(saved, tmp_path):
+    learner, path = saved
     loaded = cps.load(path, conv_net(), fabric=learner.fabric)
     for task in range(2):
         assert loaded.fingerprint(task) == learner.fingerprint(task)
@@ -60,15 +43,15 @@ def test_a_model_file_round_trips_exactly(learned, tmp_path):
     assert again.fingerprint(1) == learner.fingerprint(1)
 
 
-def test_any_safetensors_reader_opens_a_model_file(learned):
-    tensors = load_file(learned[1])
+def test_any_safetensors_reader_opens_a_model_file(saved):
+    tensors = load_file(saved[1])
     assert tensors["weight/0.weight"].shape == (8, 2, 3, 3)
     assert tensors["task/1/mask/3.weight"].dtype == torch.uint8
 
 
 @pytest.mark.parametrize("keep", [0, 1, 7, 8, 100, 0.5, 0.99])
-def test_a_truncated_file_raises(learned, tmp_path, keep):
-    content = learned[1].read_bytes()
+def test_a_truncated_file_raises(saved, tmp_path, keep):
+    content = saved[1].read_bytes()
     path = tmp_path / "short.cps"
     path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
     with pytest.raises(cps.FileError, match=r"short\.cps"):
@@ -77,32 +60,32 @@ def test_a_truncated_file_raises(learned, tmp_path, keep):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_every_flipped_bit_is_detected(learned, tmp_path, data):
-    content = bytearray(learned[1].read_bytes())
+def test_every_flipped_bit_is_detected(saved, tmp_path, data):
+    content = bytearray(saved[1].read_bytes())
     position = data.draw(st.integers(0, len(content) - 1))
     content[position] ^= 1 << data.draw(st.integers(0, 7))
     path = tmp_path / "flipped.cps"
     path.write_bytes(content)
     try:
-        loaded = cps.load(path, conv_net(), fabric=learned[0].fabric)
+        loaded = cps.load(path, conv_net(), fabric=saved[0].fabric)
     except cps.FileError:
         return
     # Only a flip in the padding of the header, which has no meaning, may pass.
-    assert [loaded.fingerprint(t) for t in range(2)] == [learned[0].fingerprint(t) for t in range(2)]
+    assert [loaded.fingerprint(t) for t in range(2)] == [saved[0].fingerprint(t) for t in range(2)]
     assert loaded.network.subnetworks[0].classes == ("häschen", "cat\n")
 
 
-def test_a_flipped_bit_in_a_tensor_names_the_tensor(learned, tmp_path):
-    content = bytearray(learned[1].read_bytes())
+def test_a_flipped_bit_in_a_tensor_names_the_tensor(saved, tmp_path):
+    content = bytearray(saved[1].read_bytes())
     content[-1] ^= 1
     (tmp_path / "flipped.cps").write_bytes(content)
     with pytest.raises(cps.FileError, match=r"tensor '.+' does not match its digest"):
         cps.load(tmp_path / "flipped.cps", conv_net())
 
 
-def rewrite(learned, path, *, tensors=None, header=None, **metadata):
+def rewrite(saved, path, *, tensors=None, header=None, **metadata):
     """Write a changed file with correct digests, as an attacker would."""
-    with safe_open(learned[1], framework="pt") as file:
+    with safe_open(saved[1], framework="pt") as file:
         known = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         meta = dict(file.metadata())
     known = {name: value for name, value in {**known, **(tensors or {})}.items() if value is not None}
@@ -158,23 +141,23 @@ def nested(times):
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_a_file_with_wrong_content_but_correct_digests_raises(learned, tmp_path, change, message):
-    rewrite(learned, tmp_path / "hostile.cps", **change)
+def test_a_file_with_wrong_content_but_correct_digests_raises(saved, tmp_path, change, message):
+    rewrite(saved, tmp_path / "hostile.cps", **change)
     with pytest.raises(cps.FileError, match=message):
-        cps.load(tmp_path / "hostile.cps", conv_net(), fabric=learned[0].fabric)
+        cps.load(tmp_path / "hostile.cps", conv_net(), fabric=saved[0].fabric)
 
 
-def test_negative_control_an_unchanged_rewritten_file_loads(learned, tmp_path):
-    rewrite(learned, tmp_path / "same.cps")
-    loaded = cps.load(tmp_path / "same.cps", conv_net(), fabric=learned[0].fabric)
-    assert loaded.fingerprint(0) == learned[0].fingerprint(0)
+def test_negative_control_an_unchanged_rewritten_file_loads(saved, tmp_path):
+    rewrite(saved, tmp_path / "same.cps")
+    loaded = cps.load(tmp_path / "same.cps", conv_net(), fabric=saved[0].fabric)
+    assert loaded.fingerprint(0) == saved[0].fingerprint(0)
 
 
-def test_a_setting_that_names_other_code_is_not_imported(learned, tmp_path):
+def test_a_setting_that_names_other_code_is_not_imported(saved, tmp_path):
     hostile = {"type": "subprocess.Popen", "args": ["touch", str(tmp_path / "ran")]}
-    with safe_open(learned[1], framework="pt") as file:
+    with safe_open(saved[1], framework="pt") as file:
         known = json.loads(file.metadata()["header"])["settings"]
-    rewrite(learned, tmp_path / "hostile.cps", header={"settings": {**known, "pruner": hostile}})
+    rewrite(saved, tmp_path / "hostile.cps", header={"settings": {**known, "pruner": hostile}})
     with pytest.raises(ValueError, match="pass pruner="):
         cps.load(tmp_path / "hostile.cps", conv_net())
     assert not (tmp_path / "ran").exists()
@@ -206,16 +189,16 @@ except OSError as error:
 
 
 @pytest.mark.slow
-def test_a_full_disk_while_saving_keeps_the_old_file(learned, tmp_path):
+def test_a_full_disk_while_saving_keeps_the_old_file(saved, tmp_path):
     path = tmp_path / "model.cps"
-    path.write_bytes(learned[1].read_bytes())
+    path.write_bytes(saved[1].read_bytes())
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(path)], env=environment, capture_output=True, text=True, check=True
     )
     assert "untouched" in done.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.cps"]
-    assert cps.load(path, conv_net(), fabric=learned[0].fabric).fingerprint(1) == learned[0].fingerprint(1)
+    assert cps.load(path, conv_net(), fabric=saved[0].fabric).fingerprint(1) == saved[0].fingerprint(1)
 
 
 def test_one_more_task_of_resnet18_adds_at_most_a_fifth_of_a_mebibyte_besides_norms_and_head(tmp_path):
@@ -233,17 +216,17 @@ def test_one_more_task_of_resnet18_adds_at_most_a_fifth_of_a_mebibyte_besides_no
     assert sizes[1] - sizes[0] - own < 0.2 * 2**20
 
 
-def test_saving_through_a_symbolic_link_replaces_its_target(learned, tmp_path):
-    (tmp_path / "real.cps").write_bytes(learned[1].read_bytes())
+def test_saving_through_a_symbolic_link_replaces_its_target(saved, tmp_path):
+    (tmp_path / "real.cps").write_bytes(saved[1].read_bytes())
     (tmp_path / "link.cps").symlink_to(tmp_path / "real.cps")
-    learned[0].save(tmp_path / "link.cps")
+    saved[0].save(tmp_path / "link.cps")
     assert (tmp_path / "link.cps").is_symlink()
-    loaded = cps.load(tmp_path / "real.cps", conv_net(), fabric=learned[0].fabric)
-    assert loaded.fingerprint(0) == learned[0].fingerprint(0)
+    loaded = cps.load(tmp_path / "real.cps", conv_net(), fabric=saved[0].fabric)
+    assert loaded.fingerprint(0) == saved[0].fingerprint(0)
 
 
-def test_a_model_file_has_the_usual_permissions(learned, tmp_path):
-    learned[0].save(tmp_path / "model.cps")
+def test_a_model_file_has_the_usual_permissions(saved, tmp_path):
+    saved[0].save(tmp_path / "model.cps")
     (tmp_path / "other").touch()
     assert (tmp_path / "model.cps").stat().st_mode == (tmp_path / "other").stat().st_mode
 
@@ -257,13 +240,13 @@ def test_notes_that_are_not_json_raise_and_write_nothing(make_learner, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_without_an_input_range_loads(learned, tmp_path):
-    with safe_open(learned[1], framework="pt") as file:
+def test_a_file_without_an_input_range_loads(saved, tmp_path):
+    with safe_open(saved[1], framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         meta = dict(file.metadata())
     header = json.loads(meta["header"])
     assert len(header.pop("input_range")) == 2
     text = json.dumps(header)
     save_file(tensors, tmp_path / "old.cps", {**meta, "header": text, "digest": storage._sha(text)})
-    loaded = cps.load(tmp_path / "old.cps", conv_net(), fabric=learned[0].fabric)
-    assert loaded.fingerprint(0) == learned[0].fingerprint(0)
+    loaded = cps.load(tmp_path / "old.cps", conv_net(), fabric=saved[0].fabric)
+    assert loaded.fingerprint(0) == saved[0].fingerprint(0)

@@ -76,10 +76,10 @@ def test_training_on_a_cpu_imports_neither_the_gpu_steps_nor_triton():
 def test_a_copied_trainer_does_not_have_the_captured_step(make_learner):
     learner, task = make_learner(), make_task(0)
     learner.learn(task)
-    learner._trainer._step_cache.append(("key", threading.Lock()))  # which cannot be copied, as a CUDA graph
+    learner._trainer._step_cache.steps = threading.Lock()  # which cannot be copied, as a CUDA graph
     learner.network._compact._parallel[1, 2] = threading.Lock()
     other = copy.deepcopy(learner)
-    assert other._trainer._step_cache == []
+    assert other._trainer._step_cache.steps is None
     assert other.predict(task.test[0]).classes == learner.predict(task.test[0]).classes
     assert isinstance(other.network._compact, CompactCache)
 

@@ -70,9 +70,16 @@ class TrainingSteps(Protocol):
         ...
 
 
-# The captured steps of the last fit (None if they cannot be built) and what other fits must have in common to use them;
-# empty before the first.
-StepCache = list[tuple[Any, TrainingSteps | None]]
+@dataclass
+class StepCache:
+    """The steps of the last fit, None if there are none; `key` is what another fit must have in common to use them."""
+
+    key: Any = None
+    steps: TrainingSteps | None = None
+
+    def clear(self) -> None:
+        """Release the steps."""
+        self.key = self.steps = None
 
 
 class PlainSteps:

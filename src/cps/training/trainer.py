@@ -50,11 +50,11 @@ class Trainer:
 
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
-        self._step_cache: StepCache = []
+        self._step_cache = StepCache()
         self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_step_cache": []}  # a CUDA graph cannot be copied
+        return {**self.__dict__, "_step_cache": StepCache()}  # a CUDA graph cannot be copied
 
     def release(self) -> None:
         """Release the GPU memory of the captured step, which holds the weights trained last."""

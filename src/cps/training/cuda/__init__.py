@@ -35,12 +35,12 @@ def faster_steps(fit: Fit, fabric: "Fabric", cache: StepCache) -> tuple[Training
     if reasons:
         return None, [f"the training step is not captured as a CUDA graph: {', '.join(reasons)}"]
     key, warnings = _cache_key(fit), []
-    if not cache or cache[0][0] != key:
+    if cache.key != key:
         cache.clear()
         gc.collect()  # releases the memory of the last steps before the next ones need it
         steps, warnings = _build(fit, fabric)
-        cache.append((key, steps))
-    return cache[0][1], warnings
+        cache.key, cache.steps = key, steps
+    return cache.steps, warnings
 
 
 def _find_obstacles(fit: Fit, fabric: "Fabric") -> list[str]:
