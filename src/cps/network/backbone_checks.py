@@ -77,7 +77,7 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
 
 @torch.no_grad()
 def accepts_noise(backbone: nn.Module, pixels: Tensor) -> bool:
-    """Return False if the backbone uses its input as indices into a table, such as an embedding, and noise is none.
+    """Return False if the backbone uses its input as indices, for instance of an embedding, and noise is out of range.
 
     This runs on the CPU: an index out of range on a GPU would make all later calls fail.
     """

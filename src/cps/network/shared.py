@@ -306,7 +306,7 @@ class SharedNetwork:
             return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
 
     def extract(self, task: int) -> Standalone:
-        """Return a subnetwork as a plain module of its own, without the channels it does not use."""
+        """Return a subnetwork as a small, plain module, without the channels it does not use."""
         with self.in_use():
             self.check_task(task)
             compact = self._compact.extract(task)
