@@ -3,14 +3,22 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from cps.config import SELECTORS, LearnerConfig, check_callback
+from cps.config import (
+    CAPACITY,
+    PRUNER,
+    RETRAIN,
+    ROTATIONS,
+    SELECTORS,
+    TRAIN,
+    LearnerConfig,
+    check_callback,
+)
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName, Examples
@@ -67,16 +75,16 @@ class Learner:
         self,
         backbone: nn.Module | Builtin,
         *,
-        pruner: Pruner | None = None,
+        pruner: Pruner = PRUNER,
         rounds: int = 3,
-        train: Training | None = None,
-        retrain: Training | None = None,
+        train: Training = TRAIN,
+        retrain: Training = RETRAIN,
         selectors: Sequence[Selector] = SELECTORS,
         augment: Augmentation | None = None,
-        rotations: RotationScheme | None = None,
+        rotations: RotationScheme = ROTATIONS,
         normalize: Normalize | None = None,
         prune_images: int = 1000,
-        capacity: Capacity | None = None,
+        capacity: Capacity = CAPACITY,
         seed: int = 0,
         fabric: "Fabric | None" = None,
         workers: int = 0,
@@ -93,16 +101,16 @@ class Learner:
         names the builtin architecture of a module that you built yourself, so that the model file opens without it.
         """
         self.config = LearnerConfig(
-            pruner=pruner,  # pyright: ignore[reportArgumentType]  # None is the default
+            pruner=pruner,
             rounds=rounds,
-            train=train,  # pyright: ignore[reportArgumentType]
-            retrain=retrain,  # pyright: ignore[reportArgumentType]
+            train=train,
+            retrain=retrain,
             selectors=selectors,
             augment=augment,
-            rotations=rotations,  # pyright: ignore[reportArgumentType]
+            rotations=rotations,
             normalize=normalize,
             prune_images=prune_images,
-            capacity=capacity,  # pyright: ignore[reportArgumentType]
+            capacity=capacity,
             seed=seed,
         )
         check_callback("on_epoch", on_epoch)
@@ -159,15 +167,12 @@ class Learner:
                 if phase < config.rounds:
                     draft.prune(self._pruned_masks(draft, examples, config, phase))
             with self._seeded(OBSERVE):
-                collect = partial(
-                    collect_statistics,
-                    self.network,
-                    examples=examples,
-                    held_out=held_out,
-                    selectors=config.selectors,
-                    fabric=self.fabric,
+                return self.network.seal(
+                    draft,
+                    lambda sealed: collect_statistics(
+                        self.network, sealed, examples, held_out, config.selectors, self.fabric
+                    ),
                 )
-                return self.network.seal(draft, collect)
 
     def predict(
         self,
