@@ -1,5 +1,13 @@
 # The public names. `cps/__init__.py` reads this file, so it is the only list of them.
 
+from .closed_form.classifiers import LDA as LDA, NearestMean as NearestMean, Ridge as Ridge
+from .closed_form.spaces import (
+    Joined as Joined,
+    Pretrained as Pretrained,
+    RandomPatches as RandomPatches,
+    RandomReLU as RandomReLU,
+    Space as Space,
+)
 from .config import LearnerConfig as LearnerConfig
 from .data.augmentation import (
     Augmentation as Augmentation,
@@ -39,15 +47,18 @@ from .pruning.magnitude import Magnitude as Magnitude
 from .pruning.nnrelief import NNrelief as NNrelief
 from .runtime.devices import make_fabric as make_fabric
 from .selection.base import (
+    ClassSelector as ClassSelector,
     GraphSelector as GraphSelector,
     LinkedSelector as LinkedSelector,
     Oracle as Oracle,
     Selector as Selector,
 )
 from .selection.cascade import Cascade as Cascade
+from .selection.fusion import Fusion as Fusion
 from .selection.importance_signature import ImportanceSignature as ImportanceSignature
 from .selection.max_output import MaxOutput as MaxOutput
 from .selection.predict import Prediction as Prediction
+from .selection.shared_space import SharedSpace as SharedSpace
 from .selection.stream import Stream as Stream
 from .storage.container import FileError as FileError
 from .storage.settings_codec import setting as setting

@@ -11,7 +11,7 @@ from cps.network.capacity import Capacity
 from cps.pruning.base import Pruner
 from cps.pruning.nnrelief import NNrelief
 from cps.selection.base import Selector
-from cps.selection.cascade import Cascade
+from cps.selection.fusion import Fusion
 from cps.selection.importance_signature import ImportanceSignature
 from cps.selection.max_output import MaxOutput
 from cps.selection.statistics import check_selectors
@@ -22,7 +22,7 @@ from cps.training.settings import Adam, Steps, Training
 PRUNER = NNrelief()
 TRAIN = Training(70, Adam(), Steps((20, 40, 60), 0.2))
 RETRAIN = Training(50, Adam(), Steps((15, 25, 40), 0.2))
-SELECTORS: tuple[Selector, ...] = (Cascade(), MaxOutput(), ImportanceSignature())
+SELECTORS: tuple[Selector, ...] = (Fusion(), MaxOutput(), ImportanceSignature())
 ROTATIONS = Upright()
 CAPACITY = Capacity()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from cps.closed_form.spaces import Pretrained
 from cps.config import (
     CAPACITY,
     PRUNER,
@@ -45,6 +46,7 @@ from cps.selection.groups import consecutive_groups
 from cps.selection.predict import Prediction, predict
 from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
 from cps.selection.stream import Stream
+from cps.storage.settings_codec import contains_setting
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
 from cps.training.progress import Progress
 from cps.training.settings import Training
@@ -118,7 +120,8 @@ class Learner:
         self.workers, self.on_epoch = workers, on_epoch
         self.architecture = backbone if isinstance(backbone, Builtin) else architecture
         module = backbone.make(self.config.seed) if isinstance(backbone, Builtin) else backbone
-        self.network = SharedNetwork(module, normalize=normalize)
+        keeps_pretrained = contains_setting(self.config.selectors, Pretrained)
+        self.network = SharedNetwork(module, normalize=normalize, keep_pretrained=keeps_pretrained)
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)
 
@@ -193,7 +196,6 @@ class Learner:
         with self.network.in_use():
             evidence, selector = self._evidence(pixels), self._selector(selector, task)
             groups = consecutive_groups(len(pixels), group_size, self.network.device)
-            evidence.compute(None if task is None else [task])  # the forward pass: all subnetworks, or the given one
             return predict(self.network, evidence, selector, groups, reject=reject)
 
     def stream(self, *, selector: Selector | None = None) -> Stream:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from cps.selection.rejection import check_rejection_statistics
 from cps.selection.statistics import missing_statistics
 from cps.storage.container import FileError
 from cps.storage.settings_codec import unknown_in
+
+MAX_BLANK_SIDE = 256  # pixels; a file may claim larger images, for which there may be no memory
 
 
 class BackboneMissing(ValueError):
@@ -96,7 +99,10 @@ def _check_selector_statistics(learner: Learner, selector: Selector, path: str |
         features = subnetwork.head["weight"].new_zeros(2, subnetwork.head["weight"].shape[1])
         return subnetwork.outputs(features.expand(len(subnetwork.views), -1, -1))
 
-    evidence = Evidence.of([blank(task) for task in range(len(learner.network.subnetworks))])
+    shape = learner.network.input_shape or ()
+    blanks = [torch.zeros(2, *shape[:1], *(min(side, MAX_BLANK_SIDE) for side in shape[1:]))]
+    outputs = [blank(task) for task in range(len(learner.network.subnetworks))]
+    evidence = Evidence.of(outputs, partial(learner.network.features, blanks))
     groups = torch.arange(2, device=learner.network.device)
     try:
         if len(evidence):

@@ -62,11 +62,14 @@ def check_selector(selector: Selector) -> None:
         _require(torch.equal(scores, again), "the same evidence must give the same scores")
     singles = selector(evidence, statistics, torch.arange(7))  # scores of groups of one image
     order = torch.tensor([4, 2, 6, 0, 1, 5, 3])
-    shuffled = Evidence.of([Outputs(*(part[order] for part in outputs)) for outputs in evidence])
+    shuffled = Evidence.of(
+        [Outputs(*(part[order] for part in outputs)) for outputs in evidence],
+        lambda space: evidence.features(space)[order],
+    )
     are_same = torch.allclose(selector(shuffled, statistics, torch.arange(7)), singles[order], atol=1e-5)
     _require(are_same, "the score of a group must not depend on other groups or on the order of groups")
     if isinstance(selector, GraphSelector):
-        exported = selector.score_images(list(evidence), selector.precompute(statistics))
+        exported = selector.score_images(evidence, selector.precompute(statistics))
         are_close = torch.allclose(exported, singles, rtol=1e-3, atol=1e-4)
         _require(are_close, "`score_images` must return the scores of a call with groups of one")
     fewer = selector(evidence.first(2), statistics[:2], torch.arange(7))
@@ -101,7 +104,8 @@ def _evidence(subnetworks: list[Subnetwork], generator: torch.Generator, *, imag
         features = torch.randn(images, 8, generator=generator)
         logits = features @ subnetwork.head["weight"].T + subnetwork.head["bias"]
         outputs.append(Outputs(features, logits))
-    return Evidence.of(outputs)
+    shared = torch.randn(images, 6, generator=generator)
+    return Evidence.of(outputs, lambda space: shared)
 
 
 def _are_equal(first: dict[str, Tensor] | Masks, second: dict[str, Tensor] | Masks) -> bool:

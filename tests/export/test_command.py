@@ -67,7 +67,7 @@ def test_wrong_options_exit_with_status_2(model, arguments, message):
         (["--task", "4", "--to", "x.onnx"], "task must be between 1 and 3"),
         (["--task", "1", "--to", "x.pt"], "must end in .onnx"),
         (["--all", "--to", "x.safetensors"], "must end in .onnx"),
-        (["--all", "--selector", "Oracle", "--to", "x.onnx"], "choose from: Cascade, MaxOutput, ImportanceSignature"),
+        (["--all", "--selector", "Oracle", "--to", "x.onnx"], "choose from: Fusion, MaxOutput, ImportanceSignature"),
     ],
 )
 def test_errors_are_printed_and_nothing_is_written(model, arguments, message, tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def test_the_metadata_describe_tasks_images_and_selector(learner, all_tasks_grap
         "shape": [3, 8, 8], "layout": "channels, height, width",
         "values": f"floats as in training, about {low:g} to {high:g}",
     }  # fmt: skip
-    assert metadata["selector"] == "Cascade"
+    assert metadata["selector"] == "Fusion"
 
 
 def test_graphs_predict_learned_digits_as_the_learner_does(run_onnx, tmp_path):

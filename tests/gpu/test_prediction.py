@@ -22,9 +22,9 @@ def test_repeated_predictions_are_bit_identical(make_learner):
     for first in (0, 10):
         learner.learn(make_task(first))
     images = make_task(0).test[0]
-    shares = [learner.predict(images).share for _ in range(6)]  # from the fourth on a GPU replays a graph
-    assert all(torch.equal(share, shares[0]) for share in shares)
-    assert not torch.equal(learner.predict(images.flip(0)).share, shares[0])
+    scores = [learner.predict(images).task_scores for _ in range(6)]  # from the fourth on a GPU replays a graph
+    assert all(torch.equal(each, scores[0]) for each in scores)
+    assert not torch.equal(learner.predict(images.flip(0)).task_scores, scores[0])
 
 
 def test_a_gpu_predicts_with_compact_networks_even_if_they_are_as_large_as_the_backbone(make_learner):

@@ -87,7 +87,7 @@ def test_a_head_of_another_width_than_the_features_raises(folder, model):
 
 
 def test_loading_needs_no_memory_for_large_images(folder, model):
-    learner = cps.load(folder / "sound.cps")
+    learner = cps.load(folder / "sound.cps", selectors=(cps.MaxOutput(),))  # others depend on the shape
     learner.network.input_shape = (3, 9000, 9000)  # a gigabyte for one image, many for its activations
     learner.save(folder / "odd.cps")
     assert cps.load(folder / "odd.cps").network.input_shape == (3, 9000, 9000)

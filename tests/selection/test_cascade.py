@@ -9,9 +9,12 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 import cps
+from cps.closed_form.spaces import root_normalize
+from cps.closed_form.sums import unpack
 from cps.network.outputs import Evidence, Outputs
 from cps.network.subnetwork import Subnetwork
-from cps.selection.cascade import _unpack, principal_components, root_normalize
+from cps.selection.base import precompute_once
+from cps.selection.cascade import principal_components
 from cps.selection.predict import select
 from samples import make_task
 
@@ -77,7 +80,7 @@ def test_a_cascade_with_pooled_covariances_is_a_chain_of_linear_discriminants():
         [root_normalize(o.features) @ kept["components"] for o, kept in zip(evidence, statistics, strict=True)], 1
     )
     means = [kept["means"] for kept in statistics]
-    spreads = [_unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
+    spreads = [unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
     rejected, expected = torch.zeros(30), []
     for stage, outputs in enumerate(evidence):
         n = means[stage].shape[1]
@@ -110,7 +113,7 @@ def test_a_cascade_with_separate_covariances_compares_normal_distributions():
     outputs = next(iter(evidence))
     reduced = root_normalize(outputs.features) @ statistics[0]["components"]
     n = reduced.shape[1]
-    spreads = [_unpack(kept["covariance"], kept["means"].shape[1])[:n, :n] for kept in statistics]
+    spreads = [unpack(kept["covariance"], kept["means"].shape[1])[:n, :n] for kept in statistics]
     common = (spreads[0] + spreads[1]) / 2
     ridge = 0.1 * common.diagonal().mean() * torch.eye(n)
     likelihoods = []
@@ -221,12 +224,13 @@ def test_scores_by_a_graph_are_the_same_and_only_the_last_graph_is_kept(make_lea
             return self.function(*inputs)
 
     monkeypatch.setattr("cps.selection.cascade.CapturedFunction", Uncaptured)
-    learner, cascade, images = make_learner(), cps.Cascade(), make_task(0).test[0]
+    cascade, images = cps.Cascade(), make_task(0).test[0]
+    learner = make_learner(selectors=(cascade,))
     for first in (0, 10, 20):
         learner.learn(make_task(first))
         statistics, evidence = learner.network.statistics("Cascade"), list(learner.evidence(images))
         for _ in range(2):
-            precomputed = cascade._precompute_once(statistics)
+            precomputed = precompute_once(cascade, statistics)
             by_graph = cascade._score_by_graph(evidence, precomputed, statistics)
             assert torch.equal(by_graph, cascade.score_images(evidence, precomputed))
     assert len(made) == 3

@@ -4,8 +4,9 @@ Sealed subnetworks never change, so each test image passes each subnetwork once.
 then computed from the outputs of the first t + 1 subnetworks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from cps.runtime.text import shorten_names
 from cps.selection.base import Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
-from cps.selection.predict import select
+from cps.selection.predict import choose_classes, class_scores, select
 from cps.selection.statistics import check_selectors
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
@@ -31,29 +32,54 @@ GROUP_SIZES = (1, 2, 5, 10, 20, 50)
 
 @dataclass(frozen=True)
 class EvaluationOutputs:
-    """The outputs of every subnetwork for the test images of all tasks, ordered by task.
+    """What all subnetworks and spaces say about the test images of all tasks, ordered by task.
 
-    `task[i]` is the task of image i. `is_correct[i]` says whether the subnetwork of that task predicts the right
-    class, `in_top5[i]` whether the right class is among its five largest logits (None if a task has five or fewer).
+    `task[i]` is the task of image i, and `truth[i]` the output of that task's subnetwork that is its class.
     """
 
-    outputs: Sequence[Outputs]
+    whole: Evidence
     task: Tensor
-    is_correct: Tensor
-    in_top5: Tensor | None
+    truth: Tensor
 
     @property
     def num_tasks(self) -> int:
         """The number of tasks."""
-        return int(self.task.max()) + 1
+        return len(self.whole)
+
+    @cached_property
+    def is_correct(self) -> Tensor:
+        """Whether the subnetwork of each image's task predicts its class."""
+        return self._is_among_best(lambda task: self.whole[task].logits, 1)
+
+    @cached_property
+    def in_top5(self) -> Tensor | None:
+        """Whether the class of each image is among its task's five largest logits; None if a task has too few."""
+        return self.is_among_top5(lambda task: self.whole[task].logits)
+
+    def is_among_top5(self, scores: Callable[[int], Tensor]) -> Tensor | None:
+        """Return whether the class of each image is among the five largest scores (N, classes) of its task."""
+        has_enough = all(self.whole[task].logits.shape[1] > 5 for task in range(self.num_tasks))
+        return self._is_among_best(scores, 5) if has_enough else None
 
     def evidence(self, images: Tensor | slice = slice(None), tasks: int | None = None) -> Evidence:
-        """Return the outputs of the first `tasks` subnetworks for some of the images."""
-        return Evidence.of([Outputs(*(values[images] for values in outputs)) for outputs in self.outputs[:tasks]])
+        """Return the evidence of the first `tasks` subnetworks for some of the images."""
+        outputs = self.whole[:tasks]
+        return Evidence.of(
+            [Outputs(*(values[images] for values in each)) for each in outputs],
+            lambda space: self.whole.features(space)[images],
+        )
 
     def images_after(self, task: int) -> int:
         """Return the number of test images of all tasks up to and including `task`."""
         return int((self.task <= task).sum())
+
+    def _is_among_best(self, scores: Callable[[int], Tensor], number: int) -> Tensor:
+        found = torch.zeros(len(self.task), dtype=torch.bool, device=self.task.device)
+        for task in range(self.num_tasks):
+            images = self.task == task
+            best = scores(task)[images].topk(number, dim=1).indices
+            found[images] = (best == self.truth[images, None]).any(dim=1)
+        return found
 
 
 def evaluate(
@@ -89,7 +115,7 @@ def evaluate(
 def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> EvaluationOutputs:
     """Run the test images of all learned tasks through every subnetwork."""
     network = learner.network
-    parts: list[list[Outputs]] = []
+    parts: list[Evidence] = []
     labels: list[Tensor] = []
     for subnetwork, task in zip(network.subnetworks, tasks, strict=False):
         if task.test is None:
@@ -103,19 +129,14 @@ def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = Fa
         evidence = gather_evidence(network, examples, learner.fabric)
         if flips:
             evidence = _average(evidence, gather_evidence(network, examples, learner.fabric, flipped=True))
-        parts.append(list(evidence))
+        evidence.compute()
+        parts.append(evidence)
         labels.append(read_labels(examples).to(network.device))
     if not parts:
         raise ValueError("no task to evaluate: the learner has learned none, or no task was passed")
-    own_logits = [part[index].logits for index, part in enumerate(parts)]
-    is_correct = [logits.argmax(dim=1) == truth for logits, truth in zip(own_logits, labels, strict=True)]
-    in_top5 = None
-    if all(logits.shape[1] > 5 for logits in own_logits):
-        matches = [
-            logits.topk(5, dim=1).indices == truth[:, None] for logits, truth in zip(own_logits, labels, strict=True)
-        ]
-        in_top5 = torch.cat([match.any(dim=1) for match in matches])
-    return EvaluationOutputs(*concatenate_tasks(parts), torch.cat(is_correct), in_top5)
+    outputs, task = concatenate_tasks([list(part) for part in parts])
+    whole = Evidence.of(outputs[: len(parts)], lambda space: torch.cat([part.features(space) for part in parts]))
+    return EvaluationOutputs(whole, task, torch.cat(labels))
 
 
 def concatenate_tasks(parts: Sequence[Sequence[Outputs]]) -> tuple[list[Outputs], Tensor]:
@@ -137,14 +158,18 @@ def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
 def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
     groups = _shuffled_groups(test.task, group_size, seed)
-    is_selected = {}
+    is_selected, is_correct = {}, {}
     for after in range(test.num_tasks):
-        images = test.images_after(after)
-        evidence = test.evidence(slice(images), after + 1)
-        selected = select(selector, evidence, statistics[: after + 1], groups[:images]).tasks
-        is_selected[after] = selected.to(test.task.device) == test.task[:images]
-    is_correct = {after: selected & test.is_correct[: len(selected)] for after, selected in is_selected.items()}
-    in_top5 = None if test.in_top5 is None else test.in_top5 & is_selected[test.num_tasks - 1]
+        images, kept = test.images_after(after), statistics[: after + 1]
+        evidence, task = test.evidence(slice(images), after + 1), test.task[:images]
+        selected = select(selector, evidence, kept, groups[:images]).tasks
+        _, chosen = choose_classes(selector, evidence, kept, selected)
+        is_selected[after] = selected.to(task.device) == task
+        is_correct[after] = is_selected[after] & (chosen.to(task.device) == test.truth[:images])
+    evidence, every = test.evidence(), torch.arange(len(test.task))
+    in_top5 = test.is_among_top5(lambda task: class_scores(selector, evidence, statistics, task, every))
+    if in_top5 is not None:
+        in_top5 = in_top5 & is_selected[test.num_tasks - 1]
     return Metrics.of(
         _accuracy_matrix(test, is_correct),
         top5=_mean_after_last(test, in_top5),
@@ -167,7 +192,7 @@ def _average(first: Evidence, second: Evidence) -> Evidence:
         views = zip(first.compute(tasks), second.compute(tasks), strict=True)
         return [Outputs(*(average_views(torch.stack(parts)) for parts in zip(*both, strict=True))) for both in views]
 
-    return Evidence(mean, len(first))
+    return Evidence(mean, len(first), lambda space: (first.features(space) + second.features(space)) / 2)
 
 
 def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:

@@ -1,12 +1,17 @@
 """All subnetworks and a selector as one plain module."""
 
+import copy
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from cps.closed_form.spaces import Space
+from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.selection.base import GraphSelector, Statistics
+from cps.selection.base import ClassSelector, GraphSelector, Statistics
 from cps.selection.predict import best_class, best_task
 
 
@@ -47,13 +52,18 @@ class AllTasksModule(nn.Module):
         class_counts = [len(subnetwork.classes) for subnetwork in network.subnetworks]
         self.classes = tuple(name for subnetwork in network.subnetworks for name in subnetwork.classes)
         self._first_classes = [sum(class_counts[:task]) for task in range(len(class_counts))]
+        self.spaces = nn.ModuleList()
+        self._space_numbers: dict[Space | None, int] = {}
+        self._make_space: Callable[[Space | None], nn.Module] | None = network.space_module
         try:
             precomputed = selector.precompute(network.statistics(selector.name))
             self._keys = [list(statistics) for statistics in precomputed]
             for task, statistics in enumerate(precomputed):
                 for number, value in enumerate(statistics.values()):
                     self.register_buffer(f"statistic_{task}_{number}", value.clone())
+            # This first call also makes the modules of the spaces that the selector reads.
             self.eval()(torch.zeros(1, *(network.input_shape or ()), device=network.device))
+            self._make_space = None
         except KeyError as error:
             raise ValueError(
                 f"{selector.name} has no {error} statistics of some task; choose another selector"
@@ -61,10 +71,18 @@ class AllTasksModule(nn.Module):
 
     def forward(self, images: Tensor) -> AllTasksOutput:
         """Return class, task, confidence and scores."""
-        evidence = [subnetwork.outputs(images) for subnetwork in self.subnetworks]  # pyright: ignore[reportCallIssue]
-        scores = self.selector.score_images(evidence, self._precomputed())  # (N, tasks)
+        outputs = [subnetwork.outputs(images) for subnetwork in self.subnetworks]  # pyright: ignore[reportCallIssue]
+        pixels = self.subnetworks[0].pixels(images)  # pyright: ignore[reportCallIssue]
+        evidence = Evidence.of(outputs, partial(self._features, pixels))
+        precomputed = self._precomputed()
+        scores = self.selector.score_images(evidence, precomputed)  # (N, tasks)
         task = best_task(scores)
-        confidences, classes = zip(*(best_class(outputs.logits) for outputs in evidence), strict=True)
+        selector = self.selector
+        of_classes = [
+            selector.score_classes(evidence, precomputed, index) if isinstance(selector, ClassSelector) else each.logits
+            for index, each in enumerate(outputs)
+        ]
+        confidences, classes = zip(*map(best_class, of_classes), strict=True)
         classes = [index + first for index, first in zip(classes, self._first_classes, strict=True)]
         selected = task[:, None]
         return AllTasksOutput(
@@ -73,6 +91,14 @@ class AllTasksModule(nn.Module):
             confidence=torch.stack(confidences, dim=1).gather(1, selected)[:, 0],
             scores=scores,
         )
+
+    def _features(self, pixels: Tensor, space: Space | None) -> Tensor:
+        """Return the features of the backbone's input in a space that no task owns."""
+        if space not in self._space_numbers:
+            assert self._make_space is not None, "the first call has shown which spaces the selector reads"
+            self._space_numbers[space] = len(self.spaces)
+            self.spaces.append(copy.deepcopy(self._make_space(space)))
+        return self.spaces[self._space_numbers[space]](pixels)
 
     def _precomputed(self) -> list[Statistics]:
         return [

@@ -34,6 +34,7 @@ def write_model(
         _check_notes(index, subnetwork.notes)
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
+    tensors |= {f"pretrained/{name}": value for name, value in (network.pretrained or {}).items()}
     tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
     for index, subnetwork in enumerate(network.subnetworks):
         tensors |= {f"task/{index}/{name}": value for name, value in _subnetwork_tensors(subnetwork).items()}
@@ -73,6 +74,7 @@ class ModelContent(NamedTuple):
 
     weights: dict[str, Tensor]
     initial: dict[str, Tensor]
+    pretrained: dict[str, Tensor] | None
     taken: Masks
     subnetworks: list[Subnetwork]
 
@@ -104,6 +106,7 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
     reader = _Reader(path, tensors, "does not fit this backbone")
     content = _parse(reader, header, network.weights, network.initial)
     content.check(path)
+    network.set_pretrained(content.pretrained)
     input_range = header.get("input_range")  # missing in early files
     network.set_state(
         NetworkState(
@@ -124,10 +127,13 @@ def _parse(
     """Return the content of a file for a network whose shared and private tensors have these shapes and dtypes."""
     weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
     initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
+    pretrained = None
+    if any(name.startswith("pretrained/") for name in reader.rest):
+        pretrained = {n: reader.take(f"pretrained/{n}", value.shape, value.dtype) for n, value in shared.items()}
     taken = reader.masks("taken", weights)
     subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
     reader.check_all_taken()
-    return ModelContent(weights, initial, taken, subnetworks)
+    return ModelContent(weights, initial, pretrained, taken, subnetworks)
 
 
 def _subnetwork(

@@ -1,10 +1,12 @@
 """Outputs of subnetworks: features and logits, for one subnetwork or for all of them (`Evidence`)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, overload
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
+
+from cps.closed_form.spaces import Space
 
 CLOSE = 1e-3  # default tolerance of `are_close`, relative to the largest feature
 
@@ -17,24 +19,41 @@ class Outputs(NamedTuple):
 
 
 class Evidence(Sequence[Outputs]):
-    """The outputs of every subnetwork for the same images, computed on demand.
+    """What is known about some images: the outputs of every subnetwork, and features in spaces that no task owns.
 
-    `forward(tasks)` returns the outputs of the given subnetworks. Each subnetwork runs at most once. Computing
-    several together is faster than one by one, so call `compute` first, or iterate.
+    Everything is computed on demand and at most once. `forward(tasks)` returns the outputs of the given subnetworks,
+    `features(space)` the features (N, d) in a space, and `forward_some` the outputs of subnetworks for a few images
+    each, given as indices by task. Computing several subnetworks together is faster than one by one, so call `compute`
+    first, or iterate.
     """
 
-    def __init__(self, forward: Callable[[Sequence[int]], Sequence[Outputs]], tasks: int):
-        self._forward = forward
-        self._tasks = tasks
+    def __init__(
+        self,
+        forward: Callable[[Sequence[int]], Sequence[Outputs]],
+        tasks: int,
+        features: Callable[[Space | None], Tensor] | None = None,
+        forward_some: Callable[[Mapping[int, Tensor]], Mapping[int, Outputs]] | None = None,
+        images: int | None = None,
+    ):
+        self._forward, self._forward_some = forward, forward_some
+        self._tasks, self._images = tasks, images
+        self._features = features
         self._known: dict[int, Outputs] = {}
+        self._some: dict[int, tuple[Tensor, Outputs]] = {}  # indices of images in order, and their outputs
+        self._derived: dict[Hashable, Any] = {}
 
     @classmethod
-    def of(cls, outputs: Sequence[Outputs]) -> "Evidence":
+    def of(cls, outputs: Sequence[Outputs], features: Callable[[Space | None], Tensor] | None = None) -> "Evidence":
         """Return evidence made of outputs that are already computed."""
-        return cls(lambda tasks: [outputs[task] for task in tasks], len(outputs))
+        return cls(lambda tasks: [outputs[task] for task in tasks], len(outputs), features)
 
     def __len__(self) -> int:
         return self._tasks
+
+    @property
+    def num_images(self) -> int:
+        """The number of images."""
+        return len(self[0].logits) if self._images is None else self._images
 
     @overload
     def __getitem__(self, index: int) -> Outputs: ...
@@ -55,9 +74,53 @@ class Evidence(Sequence[Outputs]):
             self._known.update(zip(missing, self._forward(missing), strict=True))
         return [self._known[task] for task in tasks]
 
+    def compute_some(self, needed: Tensor) -> None:
+        """Run each subnetwork for the images that need it: those marked in `needed`, a bool tensor (N, tasks)."""
+        needed = needed.cpu()
+        self.compute(needed.all(dim=0).nonzero()[:, 0].tolist())
+        images = {task: needed[:, task].nonzero()[:, 0] for task in needed.any(dim=0).nonzero()[:, 0].tolist()}
+        missing = {task: indices for task, indices in images.items() if not self._has(task, indices)}
+        if self._forward_some is None:
+            self.compute(list(missing))
+        elif missing:
+            found = self._forward_some(missing)
+            self._some.update({task: (missing[task], outputs) for task, outputs in found.items()})
+
+    def some(self, task: int, images: Tensor) -> Outputs:
+        """Return the outputs of a subnetwork for some of the images, given as indices in order."""
+        if task in self._known or self._forward_some is None:
+            return Outputs(*(part[images.to(part.device)] for part in self[task]))
+        images = images.cpu()
+        if not self._has(task, images):
+            self._some[task] = images, self._forward_some({task: images})[task]
+        known, outputs = self._some[task]
+        rows = torch.searchsorted(known, images)
+        return Outputs(*(part[rows.to(part.device)] for part in outputs))
+
+    def ran(self, task: int) -> Tensor:
+        """Return the indices of the images that a subnetwork has run for."""
+        if task in self._known:
+            return torch.arange(self.num_images)
+        return self._some[task][0] if task in self._some else torch.empty(0, dtype=torch.long)
+
+    def _has(self, task: int, images: Tensor) -> bool:
+        return task in self._known or (task in self._some and bool(torch.isin(images, self._some[task][0]).all()))
+
+    def features(self, space: Space | None) -> Tensor:
+        """Return the features (N, d) of the images in a space that no task owns; None is the default space."""
+        if self._features is None:
+            raise ValueError("this evidence has outputs of subnetworks only; use `Learner.evidence`, which has images")
+        return self.derived(space, self._features)
+
+    def derived(self, key: Hashable, compute: Callable[[Any], Any]) -> Any:
+        """Return `compute(key)`, computed once for these images."""
+        if key not in self._derived:
+            self._derived[key] = compute(key)
+        return self._derived[key]
+
     def first(self, tasks: int) -> "Evidence":
         """Return the evidence of the first `tasks` subnetworks, as it was when only they were learned."""
-        return Evidence(self.compute, tasks)
+        return Evidence(self.compute, tasks, None if self._features is None else self.features)
 
 
 def pair_outputs(parts: Sequence[Tensor]) -> list[Outputs]:

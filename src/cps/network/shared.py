@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cps.closed_form.spaces import Space, default_space
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import RotationScheme, Upright
@@ -61,16 +62,18 @@ class SharedNetwork:
 
     The backbone is copied. `weights` holds the shared values, and `taken` marks the connections of sealed subnetworks,
     which never change again. Weights that the user froze are taken from the start. `initial` holds the private
-    parameters that every new task starts from. Only the methods of this class change these attributes.
+    parameters that every new task starts from, and `pretrained` the shared weights as they came, or None if they are
+    not kept. Only the methods of this class change these attributes.
     """
 
-    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
+    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None, keep_pretrained: bool = False):
         self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
         make_contiguous(self.backbone)
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
         self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
+        self.pretrained = {name: value.clone() for name, value in self.weights.items()} if keep_pretrained else None
         self.prepare = Prepare(normalize, next(iter(self.weights.values())).dtype)
         self.taken = full_masks(self.weights, on=False)
         for name in self.parts.shared:
@@ -85,6 +88,7 @@ class SharedNetwork:
         self._accepts_noise: bool | None = None  # not known yet
         self._lock = CopyableLock()
         self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images)
+        self._spaces: dict[Space, nn.Module] = {}
 
     @property
     def device(self) -> torch.device:
@@ -94,10 +98,12 @@ class SharedNetwork:
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
         self.clear_compact()
+        self._spaces.clear()
         move_module(self.backbone, device)
         if device.type == "cuda":
             put_channels_last(self.backbone)
-        for tensors in (self.weights, self.initial, *(sub.private for sub in self.subnetworks)):
+        pretrained = self.pretrained or {}
+        for tensors in (self.weights, pretrained, self.initial, *(sub.private for sub in self.subnetworks)):
             move_tensors(tensors, device, channels_last=device.type == "cuda")
         for sub in self.subnetworks:
             for tensors in (sub.masks, sub.head, *sub.statistics.values()):
@@ -160,6 +166,13 @@ class SharedNetwork:
         self.initial = {**self.initial, **{name: self.weights[name] for name in names}}
         self.weights = {name: value for name, value in self.weights.items() if name not in names}
         self.taken = {name: value for name, value in self.taken.items() if name not in names}
+        if self.pretrained is not None:
+            self.set_pretrained({name: self.pretrained[name] for name in self.weights})
+
+    def set_pretrained(self, weights: dict[str, Tensor] | None) -> None:
+        """Replace the shared weights as they came by those of a model file."""
+        self.pretrained = weights
+        self._spaces.clear()
 
     def set_input(self, shape: tuple[int, ...], value_range: tuple[float, float]) -> None:
         """Record the shape and value range of the first images; later calls change nothing."""
@@ -277,13 +290,53 @@ class SharedNetwork:
         """Return the outputs of every subnetwork for batches of images, computed on demand."""
         known = [*self.subnetworks]
 
+        def check() -> None:
+            if [each.digest for each in known] != [each.digest for each in self.subnetworks[: len(known)]]:
+                raise RuntimeError("a task was forgotten since this evidence was made; compute it again")
+
         def forward(tasks: Sequence[int]) -> list[Outputs]:
             with self.in_use():
-                if [each.digest for each in known] != [each.digest for each in self.subnetworks[: len(known)]]:
-                    raise RuntimeError("a task was forgotten since this evidence was made; compute it again")
+                check()
                 return self.outputs(batches, tasks)
 
-        return Evidence(forward, len(known))
+        features = partial(self.features, batches)
+        if not isinstance(batches, Sequence):  # read from files, so one image alone is not cheaper to get
+            return Evidence(forward, len(known), features)
+
+        def forward_some(images: Mapping[int, Tensor]) -> dict[int, Outputs]:
+            with self.in_use():
+                check()
+                return self.outputs_for(batches, images)
+
+        return Evidence(forward, len(known), features, forward_some, sum(map(len, batches)))
+
+    @torch.no_grad()
+    def features(self, batches: Iterable[Tensor], space: Space | None) -> Tensor:
+        """Return the features (N, d) of batches of images in a space that no task owns."""
+        with self.in_use():
+            module = self.space_module(space)
+            features = torch.cat([module(pixels) for pixels in map(self.pixels, batches)])
+            if features.ndim != 2:
+                raise ValueError(f"{space} must return features of shape (N, d), got {tuple(features.shape)}")
+            return features
+
+    def space_module(self, space: Space | None) -> nn.Module:
+        """Return the module that computes the features of a space, or the default one, from the backbone's input."""
+        shape = self.input_shape or ()
+        space = default_space(shape) if space is None else space
+        if space not in self._spaces:
+            module = space.make(shape, self.pretrained_backbone)
+            self._spaces[space] = module.to(self.device).eval().requires_grad_(False)
+        return self._spaces[space]
+
+    def pretrained_backbone(self) -> nn.Module:
+        """Return a copy of the backbone with the weights it came with."""
+        if self.pretrained is None:
+            raise ValueError(
+                "the weights that the backbone came with were not kept; a selector with the space Pretrained must be "
+                "among the learner's selectors from the first task on"
+            )
+        return copy_with_tensors(self.backbone, {**self.initial, **self.pretrained})
 
     @torch.no_grad()
     def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
@@ -295,15 +348,31 @@ class SharedNetwork:
             return [outputs[task] if task in outputs else self.full_outputs(batches, task) for task in tasks]
 
     @torch.no_grad()
+    def outputs_for(self, batches: Sequence[Tensor], images: Mapping[int, Tensor]) -> dict[int, Outputs]:
+        """Run each task's subnetwork on some of the images, given as indices: the compact ones concurrently."""
+        with self.in_use():
+            pixels = self.pixels(batches[0] if len(batches) == 1 else torch.cat(tuple(batches)))
+            parts = {task: pixels[indices.to(pixels.device)] for task, indices in images.items()}
+            compact = {task: self.subnetworks[task] for task in parts if self._compact.is_worthwhile(task)}
+            found = finite_outputs(self._compact.outputs_for(parts, compact))
+            return {
+                task: found[task] if task in found else self._full_outputs(part.split(MAX_BATCH), task)
+                for task, part in parts.items()
+            }
+
+    @torch.no_grad()
     def full_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
         """Run a subnetwork as the whole backbone with the task's masked weights: the slow reference."""
         with self.in_use():
-            subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
-            self.backbone.eval()
-            size = max(1, MAX_BATCH // len(subnetwork.views))
-            chunks = (chunk for pixels in map(self.pixels, batches) for chunk in pixels.split(size))
-            network = partial(functional_call, self.backbone, tensors)
-            return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
+            return self._full_outputs(map(self.pixels, batches), task)
+
+    def _full_outputs(self, pixels: Iterable[Tensor], task: int) -> Outputs:
+        subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
+        self.backbone.eval()
+        size = max(1, MAX_BATCH // len(subnetwork.views))
+        network = partial(functional_call, self.backbone, tensors)
+        chunks = (chunk for batch in pixels for chunk in batch.split(size))
+        return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a small, plain module, without the channels it does not use."""

@@ -4,15 +4,17 @@ A selector may keep statistics of a task (`observe`), computed from its training
 never keeps images. Images come in groups that are assumed to share a task; a group of one assumes nothing.
 """
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from cps.network.outputs import Evidence, Outputs
+from cps.network.outputs import Evidence
 from cps.network.subnetwork import Statistics, Subnetwork
+from cps.runtime.process_state import PRECOMPUTED
 from cps.selection.groups import number_of_groups
 
 
@@ -60,8 +62,31 @@ class GraphSelector(Protocol):
         """Return what `score_images` needs, computed once from the statistics: one dict of tensors per task."""
         ...
 
-    def score_images(self, evidence: Sequence[Outputs], precomputed: Sequence[Statistics]) -> Tensor:
+    def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return scores (N, tasks) of single images, in operations that an exported graph can hold."""
+        ...
+
+
+@runtime_checkable
+class ClassSelector(GraphSelector, Protocol):
+    """A selector with an opinion on the class, too: the class is chosen by its scores instead of the logits."""
+
+    def score_classes(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
+    ) -> Tensor:
+        """Return log probabilities (n, classes), up to a constant, of the classes of a task.
+
+        They are about single images: all of them, or those with the indices `images`, in order.
+        """
+        ...
+
+
+@runtime_checkable
+class LazySelector(Protocol):
+    """A selector that does not always need every subnetwork."""
+
+    def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
+        """Return which subnetworks must run for which images, a bool tensor (N, tasks), or None for all."""
         ...
 
 
@@ -75,6 +100,30 @@ class LinkedSelector(Protocol):
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of all other tasks as they would be if `task` had never been learned."""
         ...
+
+
+def precompute_once(
+    selector: GraphSelector, statistics: Sequence[Statistics], evidence: Evidence | None = None
+) -> list[Statistics]:
+    """Return `selector.precompute(statistics)`, cached for as long as the same statistics exist.
+
+    With many tasks even finding the cached result takes time, so `evidence` remembers it, too.
+    """
+    if evidence is not None:
+        key = selector, tuple(map(id, statistics))
+        return evidence.derived(key, lambda _: (statistics, precompute_once(selector, statistics)))[1]
+    tensors = [value for kept in statistics for value in kept.values()]
+    if not tensors:
+        return selector.precompute(statistics)
+    known = PRECOMPUTED.setdefault(tensors[-1], {})
+    found = known.get(selector)
+    if found is None or len(found[0]) != len(tensors) or any(map(_is_another, found[0], tensors)):
+        found = known[selector] = [weakref.ref(tensor) for tensor in tensors], selector.precompute(statistics)
+    return found[1]
+
+
+def _is_another(reference: Callable[[], Tensor | None], tensor: Tensor) -> bool:
+    return reference() is not tensor
 
 
 @dataclass(frozen=True)
@@ -93,6 +142,14 @@ class Oracle:
     ) -> Statistics:
         """Keep nothing."""
         return {}
+
+    def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Need the subnetwork of the true task only."""
+        if not 0 <= self.task < len(evidence):
+            raise ValueError(f"task must be in [0, {len(evidence)}), got {self.task}")
+        needed = torch.zeros(len(groups), len(evidence), dtype=torch.bool)
+        needed[:, self.task] = True
+        return needed
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return log probabilities: 0 for the true task and -1e9 for all others."""

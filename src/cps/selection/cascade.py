@@ -6,7 +6,6 @@ and one covariance of the features in all subnetworks so far. From these, each s
 from those of all later tasks, modelling every class as a normal distribution.
 """
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,12 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cps.closed_form.spaces import root_normalize
+from cps.closed_form.sums import pack, unpack
 from cps.network.outputs import Evidence, Outputs, pair_outputs
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.cuda_graphs import CapturedFunction
 from cps.runtime.devices import as_float64
-from cps.runtime.process_state import PRECOMPUTED, SELECTOR_GRAPHS
-from cps.selection.base import Statistics
+from cps.runtime.process_state import SELECTOR_GRAPHS
+from cps.selection.base import Statistics, precompute_once
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting
 
@@ -83,13 +84,13 @@ class Cascade(NumericSettings):
         return {
             "components": components,
             "means": means,
-            "covariance": _pack(centred.T @ centred / len(reduced)),
+            "covariance": pack(centred.T @ centred / len(reduced)),
             "level": torch.stack([largest.mean(), deviation]),
         }
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the log probability of each task, up to a constant, averaged over each group."""
-        outputs, precomputed = evidence.compute(), self._precompute_once(statistics)
+        outputs, precomputed = evidence.compute(), precompute_once(self, statistics)
         if groups.is_cuda and len(groups) <= MAX_GRAPH_IMAGES:
             scores = self._score_by_graph(outputs, precomputed, statistics)
         else:
@@ -99,19 +100,6 @@ class Cascade(NumericSettings):
     def _size(self, task: int) -> int:
         """Return the number of components of a task; later tasks, which fewer stages use, get fewer."""
         return max(min(self.size, MIN_SIZE), HALF_SIZE_AT * self.size // (task + HALF_SIZE_AT))
-
-    def _precompute_once(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return `precompute(statistics)`, cached for as long as the same statistics exist."""
-        means = [kept["means"] for kept in statistics]
-        known = PRECOMPUTED.setdefault(means[-1], {})
-        found = known.get(self)
-        if (
-            found is None
-            or len(found[0]) != len(means)
-            or any(a() is not b for a, b in zip(found[0], means, strict=True))
-        ):
-            found = known[self] = [weakref.ref(value) for value in means], self.precompute(statistics)
-        return found[1]
 
     def _score_by_graph(
         self, evidence: Sequence[Outputs], precomputed: list[Statistics], statistics: Sequence[Statistics]
@@ -130,7 +118,7 @@ class Cascade(NumericSettings):
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the discriminant of each stage, which separates its task's classes from all later ones."""
         means = [self._contract_means(kept) for kept in statistics]
-        covariances = [_unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
+        covariances = [unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
         stages = []
         for stage, kept in enumerate(statistics):
             precomputed = {"components": kept["components"], "level": kept["level"]}
@@ -195,15 +183,10 @@ class Cascade(NumericSettings):
         for index, kept in enumerate(statistics):
             dims = torch.arange(kept["means"].shape[1], device=kept["means"].device)
             stay = (dims < before) | (dims >= before + size)
-            covariance = _unpack(kept["covariance"], len(dims))[stay][:, stay]
+            covariance = unpack(kept["covariance"], len(dims))[stay][:, stay]
             if index != task:
-                left.append({**kept, "means": kept["means"][:, stay], "covariance": _pack(covariance)})
+                left.append({**kept, "means": kept["means"][:, stay], "covariance": pack(covariance)})
         return left
-
-
-def root_normalize(features: Tensor) -> Tensor:
-    """Return signed square roots of features, scaled to unit length: closer to a normal distribution."""
-    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
 
 
 def principal_components(features: Tensor, size: int) -> Tensor:
@@ -255,21 +238,3 @@ def _log_odds(reduced: Tensor, stage: Statistics, classes: int) -> Tensor:
 def _log_sigmoid(odds: Tensor) -> Tensor:
     """Return `F.logsigmoid(odds)` in operations that stay finite in an exported graph."""
     return odds.clamp(max=0) - (1 + (-odds.abs()).exp()).log()
-
-
-def _pack(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric matrix as a vector."""
-    rows, columns = torch.triu_indices(*matrix.shape, device=matrix.device).unbind()
-    return matrix[rows, columns]
-
-
-def _unpack(values: Tensor, size: int) -> Tensor:
-    """Return the symmetric matrix whose upper triangle is `values`."""
-    if values.shape != (size * (size + 1) // 2,):
-        expected = size * (size + 1) // 2
-        raise ValueError(f"a packed {size} x {size} covariance must have {expected} entries, got {values.numel()}")
-    matrix = values.new_zeros(size, size)
-    rows, columns = torch.triu_indices(size, size, device=values.device).unbind()
-    matrix[rows, columns] = values
-    matrix[columns, rows] = values
-    return matrix

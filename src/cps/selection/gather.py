@@ -29,7 +29,7 @@ def gather_evidence(network: SharedNetwork, examples: Examples, fabric: "Fabric"
     def forward(tasks: Sequence[int]) -> list[Outputs]:
         return [Outputs(*(gather_rows(rows, fabric) for rows in outputs)) for outputs in own.compute(tasks)]
 
-    return Evidence(forward, len(own))
+    return Evidence(forward, len(own), lambda space: gather_rows(own.features(space), fabric))
 
 
 def _batch_size(network: SharedNetwork) -> int:

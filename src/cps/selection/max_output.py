@@ -31,7 +31,7 @@ class MaxOutput:
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the mean maximum logit of each group and task."""
-        return mean_by_group(self.score_images(list(evidence), self.precompute(statistics)), groups)
+        return mean_by_group(self.score_images(evidence, self.precompute(statistics)), groups)
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the statistics as they are."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.selection.base import Selector, Statistics
+from cps.selection.base import ClassSelector, LazySelector, Selector, Statistics, precompute_once
 from cps.selection.groups import number_of_groups
 from cps.selection.rejection import is_known
 
@@ -23,8 +23,8 @@ class Prediction:
     """The class of each image, the task it was found in, and how certain both are.
 
     `share` is the selected task's softmax share of the scores of all tasks: larger for a group of images that agree
-    than for one image, and 1 if the task was given. `confidence` is the softmax probability of the class within that
-    task. With `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
+    than for one image, and 1 if the task was given. `confidence` is the probability of the class within that task. With
+    `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
     `task_shares` hold the selector's scores and their softmax for every task, shape (N, tasks).
     """
 
@@ -52,9 +52,20 @@ class Selection(NamedTuple):
 def predict(
     network: SharedNetwork, evidence: Evidence, selector: Selector, groups: Tensor, *, reject: float = 0.0
 ) -> Prediction:
-    """Predict the class of each image from the outputs of all subnetworks; `groups[i]` is the group of image i."""
-    selection = select(selector, evidence, network.statistics(selector.name), groups)
-    return classify(network, evidence, selection, reject=reject)
+    """Predict the class of each image from the outputs of the subnetworks; `groups[i]` is the group of image i."""
+    statistics = network.statistics(selector.name)
+    run_needed(selector, evidence, statistics, groups)  # the forward pass: all subnetworks, or the likely ones
+    selection = select(selector, evidence, statistics, groups)
+    return classify(network, evidence, selection, selector, reject=reject)
+
+
+def run_needed(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> None:
+    """Run the subnetworks that the selector needs, each for the images that it is needed for."""
+    needed = selector.needed(evidence, statistics, groups) if isinstance(selector, LazySelector) else None
+    if needed is None:
+        evidence.compute()
+    else:
+        evidence.compute_some(needed)
 
 
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selection:
@@ -64,19 +75,41 @@ def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statisti
     return Selection(best_task(scores)[groups], scores[groups], shares[groups])
 
 
-def classify(network: SharedNetwork, evidence: Evidence, selection: Selection, *, reject: float = 0.0) -> Prediction:
-    """Classify each image with the subnetwork of its selected task; None if `reject` finds the image unknown."""
+def classify(
+    network: SharedNetwork, evidence: Evidence, selection: Selection, selector: Selector, *, reject: float = 0.0
+) -> Prediction:
+    """Classify each image within its selected task; None if `reject` finds the image unknown."""
     tasks = selection.tasks.cpu()
     known = is_known(network, evidence, tasks, reject).tolist()
-    classes: list[ClassName | None] = [None] * len(tasks)
-    confidence = torch.zeros(len(tasks), dtype=torch.float32)
+    confidence, outputs = choose_classes(selector, evidence, network.statistics(selector.name), tasks)
+    classes: list[ClassName | None] = [
+        network.subnetworks[task].classes[output] if is_known else None
+        for task, output, is_known in zip(tasks.tolist(), outputs.tolist(), known, strict=True)
+    ]
+    return Prediction(classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares)
+
+
+def choose_classes(
+    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], tasks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the probability and the index of the best class within the task of each image, on the CPU."""
+    tasks = tasks.cpu()
+    confidence, outputs = torch.zeros(len(tasks), dtype=torch.float32), torch.zeros(len(tasks), dtype=torch.long)
     for task in tasks.unique().tolist():
         images = (tasks == task).nonzero()[:, 0]
-        confidence[images], outputs = best_class(evidence[task].logits[images].cpu())
-        names = network.subnetworks[task].names(outputs)
-        for index, name in zip(images.tolist(), names, strict=True):
-            classes[index] = name if known[index] else None
-    return Prediction(classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares)
+        confidence[images], outputs[images] = best_class(
+            class_scores(selector, evidence, statistics, task, images).cpu()
+        )
+    return confidence, outputs
+
+
+def class_scores(
+    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], task: int, images: Tensor
+) -> Tensor:
+    """Return scores (n, classes) of the classes of a task for some images: the selector's, or else the logits."""
+    if isinstance(selector, ClassSelector):
+        return selector.score_classes(evidence, precompute_once(selector, statistics, evidence), task, images)
+    return evidence.some(task, images).logits
 
 
 def best_task(scores: Tensor) -> Tensor:

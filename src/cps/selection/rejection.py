@@ -64,9 +64,10 @@ def rejection_score(network: SharedNetwork, evidence: Evidence, tasks: Tensor) -
     tasks = tasks.cpu()
     score = torch.full((len(tasks),), float(STEPS))
     for task in tasks.unique().tolist():
-        quantiles, images = network.subnetworks[task].statistics[REJECTION_KEY]["quantiles"].cpu(), tasks == task
+        quantiles = network.subnetworks[task].statistics[REJECTION_KEY]["quantiles"].cpu()
+        images = (tasks == task).nonzero()[:, 0]
         lowest, highest = quantiles[0], quantiles[-1]
-        largest = evidence[task].logits[images].amax(dim=1).cpu()
+        largest = evidence.some(task, images).logits.amax(dim=1).cpu()
         rank = torch.searchsorted(quantiles, largest, right=True) - 1.0
         score[images] = rank.where(largest >= lowest, (largest - lowest) / (highest - lowest).clamp(min=1e-6))
     return score

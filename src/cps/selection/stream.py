@@ -14,7 +14,7 @@ from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
-from cps.selection.predict import Prediction, Selection, classify, task_scores, task_shares
+from cps.selection.predict import Prediction, Selection, classify, run_needed, task_scores, task_shares
 from cps.selection.rejection import check_reject
 
 OUTLIERS = 0.1  # assumed share of images whose scores say nothing about their task
@@ -52,14 +52,15 @@ class Stream:
                     "compute it again"
                 )
             statistics = self._network.statistics(self._selector.name)
-            groups = torch.arange(len(next(iter(evidence)).logits), device=self._network.device)
+            groups = torch.arange(evidence.num_images, device=self._network.device)
+            run_needed(self._selector, evidence, statistics, groups)
             scores = task_scores(self._selector, evidence, statistics, groups)
             likelihoods = task_shares(scores.double())
             self._reset_if_tasks_changed()
             robust = (1 - OUTLIERS) * likelihoods + OUTLIERS / likelihoods.shape[1]
             posterior = torch.stack([self._update(likelihood) for likelihood in robust])
             selection = Selection(posterior.argmax(dim=1), scores, posterior)
-            return classify(self._network, evidence, selection, reject=reject)
+            return classify(self._network, evidence, selection, self._selector, reject=reject)
 
     def _reset_if_tasks_changed(self) -> None:
         """Start from a uniform posterior at the first call and whenever the learned tasks have changed."""

@@ -17,7 +17,7 @@ from cps.data.examples import ClassName
 from cps.data.images import square_size
 from cps.learner import Learner
 from cps.loading import Load, load
-from cps.network.outputs import Outputs
+from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.runtime.devices import make_fabric
 from cps.selection.base import Oracle
@@ -106,11 +106,10 @@ def _predict(
 ) -> list[ImageReply]:
     network, selector = learner.network, learner.config.selectors[0]
     evidence = learner.evidence(images)
-    outputs = evidence.compute()  # the forward pass of every subnetwork
     groups = consecutive_groups(len(images), group_size, network.device)
     selected = predict(network, evidence, selector, groups, reject=reject)
     prediction = selected if task is None else predict(network, evidence, Oracle(task), groups, reject=reject)
-    tasks = _task_replies(network, outputs, selected)
+    tasks = _task_replies(network, evidence, selected)
     return [
         ImageReply(
             file=name,
@@ -125,13 +124,16 @@ def _predict(
     ]
 
 
-def _task_replies(network: SharedNetwork, outputs: Sequence[Outputs], prediction: Prediction) -> list[list[TaskReply]]:
-    """Return for each image what every subnetwork predicts, with the task scores of `prediction`."""
+def _task_replies(network: SharedNetwork, evidence: Evidence, prediction: Prediction) -> list[list[TaskReply]]:
+    """Return for each image what every subnetwork that ran for it predicts, with the task scores of `prediction`."""
     scores, shares = prediction.task_scores.tolist(), prediction.task_shares.tolist()
     replies: list[list[TaskReply]] = [[] for _ in scores]
-    for task, (subnetwork, output) in enumerate(zip(network.subnetworks, outputs, strict=True)):
-        confidence, best = best_class(output.logits.cpu())
-        for index, (name, value) in enumerate(zip(subnetwork.names(best), confidence.tolist(), strict=True)):
+    for task, subnetwork in enumerate(network.subnetworks):
+        images = evidence.ran(task)
+        if not len(images):
+            continue
+        confidence, best = best_class(evidence.some(task, images).logits.cpu())
+        for index, name, value in zip(images.tolist(), subnetwork.names(best), confidence.tolist(), strict=True):
             replies[index].append(
                 TaskReply(
                     task=task + 1,

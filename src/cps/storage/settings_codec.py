@@ -143,6 +143,16 @@ def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED_SETTINGS.get(name, name): upgrade(value) for name, value in settings.items()}
 
 
+def contains_setting(value: Any, kind: type) -> bool:
+    """Return True if a setting, or anything inside it, is an instance of `kind`."""
+    if isinstance(value, kind):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(contains_setting(item, kind) for item in value)
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()
+    return any(contains_setting(getattr(value, field.name), kind) for field in fields)
+
+
 def unknown_in(value: Any) -> list[str]:
     """Return the reprs of what could not be restored of a decoded setting."""
     if isinstance(value, Unknown):

@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from cps.network.compact.extraction import extract_compact
-from cps.network.compact.parallel_inference import ParallelInference, convert_for_device
+from cps.network.compact.parallel_inference import ParallelInference, convert_for_device, run_each
 from cps.network.outputs import Outputs, concatenate
 from cps.network.partition import as_channels_last
 from cps.network.subnetwork import Subnetwork
@@ -70,6 +70,14 @@ class CompactCache:
                 for task, outputs in zip(group, self._parallel_inference(group, num_views)(pixels), strict=True):
                     parts[task].append(outputs)
         return {task: concatenate(of_task) for task, of_task in parts.items()}
+
+    def outputs_for(self, pixels: Mapping[int, Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
+        """Return the outputs of tasks with worthwhile compact networks, each for pixels of its own."""
+        branches = {
+            task: CompactSubnetwork(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()
+        }
+        jobs = [(branch, len(branch.subnetwork.views), pixels[task]) for task, branch in branches.items()]
+        return dict(zip(branches, run_each(jobs), strict=True))
 
     def _parallel_inference(self, subnetworks: Mapping[int, Subnetwork], num_views: int) -> ParallelInference:
         """Return the parallel inference of tasks with equally many views; the most recently used ones are kept."""

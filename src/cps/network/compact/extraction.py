@@ -60,9 +60,13 @@ class Standalone(nn.Module):
 
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all views."""
-        pixels = self.normalize(as_floats(images)).to(self.dtype)
+        pixels = self.pixels(images)
         features = torch.stack([self.backbone(view(pixels)).float() for view in self.views])  # (views, N, d)
         return Outputs(average_views(features), class_logits(features, self.views, self.head.weight, self.head.bias))
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return the backbone's input for images: scaled and normalised."""
+        return self.normalize(as_floats(images)).to(self.dtype)
 
 
 def copy_with_tensors(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

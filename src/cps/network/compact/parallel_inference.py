@@ -69,6 +69,20 @@ class ParallelInference:
         return [concatenate(of_branch) for of_branch in zip(*outputs, strict=True)]
 
 
+@torch.no_grad()
+def run_each(branches: Sequence[tuple[Branch, int, Tensor]]) -> list[Outputs]:
+    """Return the outputs of each branch for pixels of its own, given as (branch, number of its views, pixels)."""
+    if not branches:
+        return []
+    if branches[0][2].is_cuda:
+        with deterministic_cudnn():
+            return [_run_job((branch, as_channels_last(pixels))) for branch, _, pixels in branches]
+    parts = [as_channels_last(pixels).split(max(1, CHUNK_IMAGES // views)) for _, views, pixels in branches]
+    jobs = [(branch, part) for (branch, *_), chunks in zip(branches, parts, strict=True) for part in chunks]
+    done = iter(list(thread_pool().map(_run_job, jobs)))
+    return [concatenate([next(done) for _ in chunks]) for chunks in parts]
+
+
 def _run_branches(branches: Sequence[Branch], pixels: Tensor) -> list[Tensor]:
     """Return features and logits of each branch in turn; a capture records them on parallel streams."""
     is_capturing = torch.cuda.is_current_stream_capturing()

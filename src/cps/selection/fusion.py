@@ -1,0 +1,156 @@
+"""The default selector: what a shared space, the cascade and the subnetworks say, multiplied.
+
+The shared space has an opinion on every class, the cascade on every task, and each subnetwork on the classes of its own
+task. The shared space also tells which subnetworks are worth asking, so that a prediction does not take longer the more
+tasks there are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cps.network.outputs import Evidence
+from cps.network.subnetwork import Subnetwork
+from cps.selection.base import Statistics, precompute_once
+from cps.selection.cascade import Cascade
+from cps.selection.groups import mean_by_group
+from cps.selection.shared_space import SharedSpace
+from cps.storage.settings_codec import NumericSettings, setting
+
+NOT_RUN = -100.0  # added to the log probability of tasks whose subnetwork did not run
+
+
+@setting
+@dataclass(frozen=True)
+class Fusion(NumericSettings):
+    """The task of the most probable class, by the shared space, the cascade and the class's own subnetwork.
+
+    The log probability of a class is that in the shared space, plus `task_weight` times the log probability of its task
+    by the cascade, plus `class_weight` times that of the class within its task by the subnetwork. The same sum names
+    the class.
+
+    The cascade needs the outputs of all subnetworks, and its statistics grow with every task, so with more than
+    `cascade_tasks` tasks it is left out. Then only the most probable tasks run their subnetworks: as many as it takes
+    for a probability of `certainty` in the shared space, and at most `most_subnetworks`.
+    """
+
+    shared: SharedSpace = field(default=SharedSpace())
+    cascade: Cascade = field(default=Cascade())
+    task_weight: float = 0.25
+    class_weight: float = 0.5
+    cascade_tasks: int = 20
+    certainty: float = 0.9
+    most_subnetworks: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, kind in (("shared", SharedSpace), ("cascade", Cascade)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} of Fusion must be a cps.{kind.__name__}, got {getattr(self, name)!r}")
+        for name in ("task_weight", "class_weight", "cascade_tasks"):
+            self._require(name, getattr(self, name) >= 0, must="0 or more")
+        self._require("certainty", 0 < self.certainty <= 1, must="in (0, 1]")
+        self._require("most_subnetworks", self.most_subnetworks >= 1, must="1 or more")
+
+    @property
+    def name(self) -> str:
+        """The selector's name."""
+        return "Fusion"
+
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
+        """Keep the statistics of the shared space and, for the first `cascade_tasks` tasks, of the cascade."""
+        shared, cascade = _split(earlier)
+        kept = {"shared ": self.shared.observe(subnetwork, evidence, labels, shared)}
+        if len(earlier) < self.cascade_tasks and all(cascade):
+            kept["cascade "] = self.cascade.observe(subnetwork, evidence, labels, cascade)
+        return _join(kept)
+
+    def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
+        """Return the statistics of the other tasks without `task`."""
+        shared, cascade = _split(statistics)
+        shared = self.shared.without_task(shared, task)
+        in_cascade = sum(map(bool, cascade))  # the first ones
+        if task < in_cascade:
+            cascade = [*self.cascade.without_task(cascade[:in_cascade], task), *cascade[in_cascade:]]
+        else:
+            del cascade[task]
+        return [_join({"shared ": a, "cascade ": b}) for a, b in zip(shared, cascade, strict=True)]
+
+    def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
+        """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
+        if self._uses_cascade(statistics) or self.certainty == 1:
+            return None
+        shared = self.shared.score_images(
+            evidence, _split_once(precompute_once(self, statistics, evidence), evidence)[0]
+        )
+        sizes = torch.bincount(groups).sqrt()[:, None]  # the errors of the images of a group are correlated
+        probabilities = (mean_by_group(shared, groups) * sizes).softmax(dim=1)
+        sorted_down, tasks = probabilities.sort(dim=1, descending=True)
+        before = sorted_down.cumsum(dim=1) - sorted_down  # the probability of all more probable tasks
+        is_needed = before < self.certainty
+        is_needed[:, self.most_subnetworks :] = False
+        return torch.zeros_like(is_needed).scatter_(1, tasks, is_needed)[groups]
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return the score of each task, averaged over each group."""
+        precomputed = precompute_once(self, statistics, evidence)
+        needed = self.needed(evidence, statistics, groups)
+        if needed is None:
+            return mean_by_group(self.score_images(evidence, precomputed), groups)
+        shared, _ = _split_once(precomputed, evidence)
+        scores = self.shared.score_images(evidence, shared) + NOT_RUN
+        for task in needed.any(dim=0).nonzero()[:, 0].tolist():
+            images = needed[:, task].nonzero()[:, 0]
+            scores[images, task] = self.score_classes(evidence, precomputed, task, images).amax(dim=1)
+        return mean_by_group(scores, groups)
+
+    def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return what the shared space and, if it is used, the cascade precompute."""
+        shared, cascade = _split(statistics)
+        parts = {"shared ": self.shared.precompute(shared)}
+        if self._uses_cascade(statistics):
+            parts["cascade "] = self.cascade.precompute(cascade)
+        return [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
+
+    def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
+        """Return the log probability of the best class of each task, up to a constant, shape (N, tasks)."""
+        _, cascade = _split_once(precomputed, evidence)
+        classes = [self.score_classes(evidence, precomputed, task).amax(dim=1) for task in range(len(precomputed))]
+        scores = torch.stack(classes, dim=1)
+        return scores + self.task_weight * self.cascade.score_images(evidence, cascade) if cascade[0] else scores
+
+    def score_classes(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
+    ) -> Tensor:
+        """Return the log probabilities (n, classes) of the classes of a task, up to a constant."""
+        shared = self.shared.score_classes(evidence, _split_once(precomputed, evidence)[0], task, images)
+        own = evidence[task] if images is None else evidence.some(task, images)
+        return shared + self.class_weight * own.logits.log_softmax(dim=1)
+
+    def _uses_cascade(self, statistics: Sequence[Statistics]) -> bool:
+        return len(statistics) <= self.cascade_tasks and all("cascade means" in kept for kept in statistics)
+
+
+PARTS = ("shared ", "cascade ")  # prefixes of the statistics
+
+
+def _split(statistics: Sequence[Mapping[str, Tensor]]) -> list[list[Statistics]]:
+    """Return the statistics of the shared space, and those of the cascade, of each task; empty where there are none."""
+    return [[_without_prefix(part, kept) for kept in statistics] for part in PARTS]
+
+
+def _split_once(precomputed: Sequence[Statistics], evidence: Evidence) -> list[list[Statistics]]:
+    """Return `_split(precomputed)`, which the evidence remembers: with many tasks it takes longer than a prediction."""
+    return evidence.derived(("split", id(precomputed)), lambda _: (_split(precomputed), precomputed))[0]
+
+
+def _without_prefix(prefix: str, kept: Mapping[str, Tensor]) -> Statistics:
+    return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+
+
+def _join(parts: Mapping[str, Statistics]) -> Statistics:
+    return {prefix + name: value for prefix, kept in parts.items() for name, value in kept.items()}

@@ -1,0 +1,122 @@
+"""Select the task in a space that no task owns, by a closed form of sums.
+
+The features of a subnetwork know its own task best. A space that was there before all tasks treats the classes of all
+tasks alike, and linear discriminant analysis in it needs nothing but sums: counts, class means and one covariance.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cps.closed_form.calibration import best_temperature, leave_one_out_scores, log_loss_by_temperature
+from cps.closed_form.classifiers import LDA, LinearScores
+from cps.closed_form.spaces import Space
+from cps.closed_form.sums import Moments, Sums, pack, unpack
+from cps.network.outputs import Evidence
+from cps.network.subnetwork import Subnetwork
+from cps.runtime.devices import as_float64
+from cps.selection.base import Statistics, precompute_once
+from cps.selection.groups import mean_by_group
+from cps.storage.settings_codec import NumericSettings, setting
+
+
+@setting
+@dataclass(frozen=True)
+class SharedSpace(NumericSettings):
+    """The task of the most probable class by linear discriminant analysis in a fixed space.
+
+    `space` is the same for all tasks; None chooses it by the shape of the images (`default_space`). `classifier` holds
+    the shrinkage of the covariance. Leave-one-out scores of the training images make the probabilities honest.
+
+    Every task keeps the counts and means of its classes, and the first `covariances` tasks a sum for the covariance,
+    which all classes share. More of them take more memory and help if the images change from task to task.
+    """
+
+    space: Space | None = None
+    classifier: LDA = field(default=LDA())
+    covariances: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.space is not None and not hasattr(self.space, "make"):
+            raise TypeError(f"space of SharedSpace must be a space such as cps.RandomPatches(), got {self.space!r}")
+        if not isinstance(self.classifier, LDA):
+            raise TypeError(f"classifier of SharedSpace must be a cps.LDA, got {self.classifier!r}")
+        self._require("covariances", self.covariances >= 1, must="1 or more")
+
+    @property
+    def name(self) -> str:
+        """The selector's name."""
+        return "SharedSpace"
+
+    def observe(
+        self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
+    ) -> Statistics:
+        """Keep counts and means of the classes, perhaps a sum for the covariance, and log losses by temperature."""
+        features = evidence.features(self.space)
+        own = Sums.of([(features, labels)], len(subnetwork.classes))
+        kept = {"means": own.means, "counts": own.counts}
+        keeps_scatter = sum("scatter" in each for each in earlier) < self.covariances
+        if keeps_scatter:
+            kept["scatter"] = pack(own.scatter)
+        moments = _moments([*earlier, kept])
+        classes = sum(len(each["counts"]) for each in earlier) + labels.to(moments.means.device)
+        scores = leave_one_out_scores(features, classes, moments, self.classifier, in_covariance=keeps_scatter)
+        return {**kept, "log losses": log_loss_by_temperature(scores, classes)}
+
+    def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
+        """Return the statistics of the other tasks. Only the log losses of later ones were influenced by `task`."""
+        return [kept for index, kept in enumerate(statistics) if index != task]
+
+    def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return the log probability of each task, averaged over each group."""
+        return mean_by_group(self.score_images(evidence, precompute_once(self, statistics, evidence)), groups)
+
+    def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the discriminants of all classes, divided by the temperature, and the indices of each task's own."""
+        scores = self.classifier.fit(_moments(statistics))
+        temperature = best_temperature(torch.stack([as_float64(kept["log losses"]) for kept in statistics]).sum(dim=0))
+        device = statistics[0]["counts"].device
+        indices = torch.arange(len(scores.offsets), device=device).split([len(kept["counts"]) for kept in statistics])
+        common = {
+            "centre": scores.centre,
+            "weights": scores.weights / temperature,
+            "offsets": scores.offsets / temperature,
+        }
+        precomputed: list[Statistics] = [{"classes": classes} for classes in indices]
+        precomputed[0] |= {name: value.float().to(device) for name, value in common.items()}
+        return precomputed
+
+    def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
+        """Return the log probability of each task for each image, shape (N, tasks)."""
+        classes, sizes = self._log_probabilities(evidence, precomputed), [len(kept["classes"]) for kept in precomputed]
+        if len(set(sizes)) == 1:
+            return classes.unflatten(1, (len(sizes), sizes[0])).logsumexp(dim=2)
+        return torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+
+    def score_classes(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
+    ) -> Tensor:
+        """Return the log probabilities (n, classes) of the classes of a task; those of all tasks sum to one."""
+        of_task = self._log_probabilities(evidence, precomputed)[:, precomputed[task]["classes"]]
+        return of_task if images is None else of_task[images.to(of_task.device)]
+
+    def _log_probabilities(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
+        """Return the log probabilities (N, classes) of the classes of all tasks."""
+        common = precomputed[0]
+        scores = LinearScores(common["centre"], common["weights"], common["offsets"])
+        key = self, id(common["weights"])
+        return evidence.derived(key, lambda _: scores(evidence.features(self.space)).log_softmax(dim=1))
+
+
+def _moments(statistics: Sequence[Statistics]) -> Moments:
+    """Return the moments of all tasks; the covariance is that of the tasks that have kept a sum for it."""
+    counts, means = (torch.cat([as_float64(kept[name]) for kept in statistics]) for name in ("counts", "means"))
+    carriers = [kept for kept in statistics if "scatter" in kept]
+    if not carriers:  # all of them were forgotten
+        carriers = [{"scatter": pack(torch.eye(means.shape[1])), "counts": counts.new_ones(1)}]
+    scatter = torch.stack([as_float64(kept["scatter"]) for kept in carriers]).sum(dim=0)
+    images = max(sum(float(kept["counts"].sum()) for kept in carriers), 1.0)
+    return Moments(counts, means, unpack(scatter, means.shape[1]) / images, images)

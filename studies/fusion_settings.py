@@ -1,0 +1,143 @@
+"""`python -m studies.fusion_settings RECIPE:ORDER... --out FILE`: settings of the fusion, on held-out images.
+
+A share of the training images of each run is held out. Their outputs and features are given to fusions with every
+combination of weights, with and without the cascade. Only then, with the default settings, are the test images
+measured. The command can be interrupted at any time: finished runs are not repeated.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cps
+from cps.data.tasks import split_by_class
+from cps.evaluation.evaluator import EvaluationOutputs, run_test_images
+from cps.experiments.recipes import RECIPES, Recipe
+from cps.runtime.environment import describe_device, versions
+from studies.measurement import is_class_found, percent
+from studies.published import describe_machine, markdown, read_json, write_compact
+
+TASK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0)
+CLASS_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+LIKELY = ((0.5, 2), (0.8, 3), (0.9, 4), (0.95, 8))  # certainty, most subnetworks
+ALWAYS = 10**9  # tasks up to which the cascade is used
+
+
+def main() -> None:
+    """Measure the given runs; those that are already in the file are not repeated."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", help="RECIPE:ORDER; the order is a seed")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data set")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--hold-out", type=float, default=0.1, help="share of the training images to hold out")
+    parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
+    arguments = parser.parse_args()
+    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    for run in arguments.runs:
+        key = f"{run}, {arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}"
+        if key not in done:
+            name, order = run.split(":")
+            recipe = RECIPES[name]().with_scaled_epochs(arguments.epochs_scale)
+            done[key] = measure(recipe, int(order), arguments.data, arguments.hold_out)
+            write_compact(arguments.out, done)
+            print(key, done[key]["test"], flush=True)
+
+
+def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float) -> dict[str, Any]:
+    """Learn a run with a share of the images held out; measure fusions on those, and the default on test images."""
+    train, test = recipe.read(data)
+    scenario = split_by_class(train, test, sizes=recipe.sizes, order=order, validation=hold_out, seed=order)
+    fabric = cps.make_fabric()
+    fusion = cps.Fusion(cascade_tasks=ALWAYS)
+    settings = {**recipe.learner_settings(), "seed": order, "fabric": fabric, "selectors": (fusion, cps.MaxOutput())}
+    learner = cps.Learner(recipe.make_backbone(order), **settings)
+    for task in scenario:
+        learner.learn(task)
+    held_out = run_test_images(learner, [replace(task, test=task.val) for task in scenario])
+    results: dict[str, Any] = {"held out": {}, "likely": {}, "test": {}}
+    for task_weight, class_weight in product(TASK_WEIGHTS, CLASS_WEIGHTS):
+        selector = replace(fusion, task_weight=task_weight, class_weight=class_weight)
+        results["held out"][f"{task_weight:g} {class_weight:g}"] = _accuracy(learner, selector, held_out)
+    for certainty, most in LIKELY:
+        selector = replace(fusion, cascade_tasks=0, certainty=certainty, most_subnetworks=most)
+        results["likely"][f"{certainty:g} {most}"] = [
+            _accuracy(learner, selector, held_out),
+            _subnetworks(learner, selector, held_out),
+        ]
+    results["likely"]["all"] = _accuracy(learner, replace(fusion, cascade_tasks=0, certainty=1.0), held_out)
+    images = run_test_images(learner, scenario)
+    results["test"] = {
+        "Fusion": _accuracy(learner, replace(fusion, cascade_tasks=cps.Fusion().cascade_tasks), images),
+        "closed form": _accuracy(learner, fusion.shared, images),
+        "Cascade": _accuracy(learner, fusion.cascade, images),
+        "MaxOutput": _accuracy(learner, cps.MaxOutput(), images),
+        "task known": percent(images.is_correct),
+    }
+    return {
+        **results,
+        "tasks": images.num_tasks,
+        "images": [len(held_out.task), len(images.task)],
+        "device": describe_device(fabric),
+        "versions": versions(),
+    }
+
+
+def settings_table() -> str:
+    """Return the table of accuracy on held-out images by the weights of the fusion."""
+    runs = read_json("fusion-settings")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for key, run in runs.items():
+        groups.setdefault(f"`{key.split(':')[0]}`", []).append(run)
+    rows = []
+    default = cps.Fusion()
+    for task_weight, class_weight in product(TASK_WEIGHTS, CLASS_WEIGHTS):
+        is_default = (task_weight, class_weight) == (default.task_weight, default.class_weight)
+        cells = [
+            _mean(run["held out"][f"{task_weight:g} {class_weight:g}"] for run in same) for same in groups.values()
+        ]
+        rows.append([f"{task_weight:g}, {class_weight:g}" + (" (default)" if is_default else ""), *cells])
+    for certainty, most in LIKELY:
+        found = [[run["likely"][f"{certainty:g} {most}"] for run in same] for same in groups.values()]
+        cells = [f"{_mean(a for a, _ in each)} ({_mean(n for _, n in each)} run)" for each in found]
+        rows.append([f"no cascade, certainty {certainty:g}, at most {most}", *cells])
+    rows.append(["no cascade, all", *(_mean(run["likely"]["all"] for run in same) for same in groups.values())])
+    first = next(iter(runs.values()))
+    note = "Accuracy on single held-out images in %, by `task_weight` and `class_weight`. "
+    note += f"{describe_machine(first['device'], first['versions'])}."
+    return markdown(["weights", *groups], rows, note)
+
+
+def _mean(values: Any) -> str:
+    listed = list(values)
+    return f"{sum(listed) / len(listed):.1f}"
+
+
+def _statistics(learner: cps.Learner, selector: cps.Selector) -> Sequence[dict[str, torch.Tensor]]:
+    """Return the statistics of a part of the fusion, which keeps them under a prefix."""
+    kept = learner.network.statistics("Fusion")
+    prefix = {"SharedSpace": "shared ", "Cascade": "cascade "}.get(selector.name, "")
+    return [
+        {name.removeprefix(prefix): value for name, value in each.items() if name.startswith(prefix)} for each in kept
+    ]
+
+
+def _accuracy(learner: cps.Learner, selector: cps.Selector, test: EvaluationOutputs) -> float:
+    return percent(is_class_found(selector, _statistics(learner, selector), test))
+
+
+def _subnetworks(learner: cps.Learner, selector: cps.Fusion, test: EvaluationOutputs) -> float:
+    """Return how many subnetworks run for an image on average."""
+    groups = torch.arange(len(test.task), device=test.task.device)
+    needed = selector.needed(test.evidence(), learner.network.statistics("Fusion"), groups)
+    assert needed is not None, "a fusion without the cascade needs some subnetworks only"
+    return round(float(needed.sum(dim=1).double().mean()), 2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""The fusion multiplies what a shared space, the cascade and the subnetworks say, and runs only likely subnetworks."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import cps
+from cps.selection.base import precompute_once
+from cps.selection.predict import predict, run_needed
+from samples import conv_net, make_task
+
+FUSION = cps.Fusion(cps.SharedSpace(cps.RandomReLU(40)), cps.Cascade(size=8))
+FIRSTS = (0, 10, 20, 30)
+
+
+@pytest.fixture(scope="module")
+def learner(fabric):
+    """Return a learner of four tasks of two classes; tests must not change it."""
+    training = cps.Training(8, cps.Adam(1e-2), batch_size=16)
+    torch.manual_seed(0)
+    learner = cps.Learner(conv_net(), rounds=1, train=training, retrain=training, selectors=(FUSION,), fabric=fabric)
+    for first in FIRSTS:
+        learner.learn(make_task(first))
+    return learner
+
+
+IMAGES = torch.cat([make_task(first).test[0] for first in FIRSTS])
+CLASSES = [label for first in FIRSTS for label in make_task(first).test[1]]
+
+
+def scores_of(learner, selector, images=IMAGES):
+    evidence = learner.evidence(images)
+    groups = torch.arange(len(images), device=learner.network.device)
+    run_needed(selector, evidence, learner.network.statistics("Fusion"), groups)
+    return selector(evidence, learner.network.statistics("Fusion"), groups), evidence
+
+
+def test_a_selector_passes_the_check():
+    cps.check_selector(cps.Fusion())
+    cps.check_selector(cps.Fusion(cascade_tasks=0))
+    cps.check_selector(cps.Fusion(cascade_tasks=0, certainty=1.0))
+
+
+def test_the_score_of_a_task_is_that_of_its_most_probable_class(learner):
+    statistics = learner.network.statistics("Fusion")
+    shared, cascade = (
+        [{n.removeprefix(part): v for n, v in kept.items() if n.startswith(part)} for kept in statistics]
+        for part in ("shared ", "cascade ")
+    )
+    scores, evidence = scores_of(learner, FUSION)
+    in_space = precompute_once(FUSION.shared, shared)
+    by_task = FUSION.cascade(evidence, cascade, torch.arange(len(IMAGES), device=scores.device))
+    for task, outputs in enumerate(evidence):
+        classes = FUSION.shared.score_classes(evidence, in_space, task) + 0.5 * outputs.logits.log_softmax(dim=1)
+        torch.testing.assert_close(scores[:, task], classes.amax(dim=1) + 0.25 * by_task[:, task])
+
+
+def test_the_shared_space_corrects_the_class_that_a_subnetwork_confuses(learner):
+    found = learner.predict(IMAGES)
+    evidence = learner.evidence(IMAGES)
+    inverted = [type(outputs)(outputs.features, -outputs.logits) for outputs in evidence]  # always the wrong class
+    wrong = type(evidence).of(inverted, evidence.features)
+    groups = torch.arange(len(IMAGES), device=learner.network.device)
+    correct = {
+        weight: sum(
+            name == label
+            for name, label in zip(
+                predict(learner.network, wrong, replace(FUSION, task_weight=0.0, class_weight=weight), groups).classes,
+                CLASSES,
+                strict=True,
+            )
+        )
+        for weight in (0.0, 100.0)
+    }
+    assert sum(name == label for name, label in zip(found.classes, CLASSES, strict=True)) > 40
+    assert correct[0.0] > 40
+    assert correct[100.0] < 10
+
+
+def test_with_many_tasks_only_the_likely_subnetworks_run(learner):
+    few = replace(FUSION, cascade_tasks=3, certainty=0.9, most_subnetworks=2)
+    scores, evidence = scores_of(learner, few)
+    runs = sum(len(evidence.ran(task)) for task in range(4))
+    assert len(IMAGES) <= runs <= 2 * len(IMAGES)
+    all_scores, all_evidence = scores_of(learner, replace(few, certainty=1.0))
+    assert sum(len(all_evidence.ran(task)) for task in range(4)) == 4 * len(IMAGES)
+    assert torch.equal(scores.argmax(dim=1), all_scores.argmax(dim=1))
+    for task in range(4):
+        images = evidence.ran(task)
+        torch.testing.assert_close(scores[images, task], all_scores[images, task], rtol=1e-3, atol=1e-3)
+
+
+def test_a_certainty_that_one_task_reaches_runs_one_subnetwork(learner):
+    _, evidence = scores_of(learner, replace(FUSION, cascade_tasks=0, certainty=1e-6))
+    assert sum(len(evidence.ran(task)) for task in range(4)) == len(IMAGES)
+
+
+def test_the_images_of_a_group_run_the_same_subnetworks(learner):
+    selector = replace(FUSION, cascade_tasks=0)
+    groups = torch.arange(len(IMAGES), device=learner.network.device) // 12
+    needed = selector.needed(learner.evidence(IMAGES), learner.network.statistics("Fusion"), groups)
+    assert all(bool((rows == rows[0]).all()) for rows in needed.split(12))
+    assert learner.predict(IMAGES, group_size=12, selector=selector).classes == CLASSES
+
+
+def test_tasks_beyond_the_limit_keep_nothing_of_the_cascade(make_learner):
+    learner = make_learner(selectors=(replace(FUSION, cascade_tasks=2),))
+    for first in FIRSTS[:3]:
+        learner.learn(make_task(first))
+
+    def has_cascade():
+        return [any(name.startswith("cascade") for name in kept) for kept in learner.network.statistics("Fusion")]
+
+    assert has_cascade() == [True, True, False]
+    before = learner.network.subnetworks
+    learner.forget(2)
+    assert has_cascade() == [True, True]
+    assert learner.predict(IMAGES[:12]).classes
+    learner.network.subnetworks = before
+    learner.forget(0)
+    assert has_cascade() == [True, False]
+    assert learner.predict(IMAGES[:12]).classes  # without the cascade, since a task has no statistics of it
+    learner.learn(make_task(30))
+    assert has_cascade() == [True, False, False]
+
+
+def test_learning_beyond_the_limit_runs_no_earlier_subnetwork(make_learner, monkeypatch):
+    learner = make_learner(selectors=(replace(FUSION, cascade_tasks=1), cps.MaxOutput()))
+    learner.learn(make_task(0))
+    ran = []
+    outputs = learner.network.outputs
+    monkeypatch.setattr(learner.network, "outputs", lambda batches, tasks: ran.extend(tasks) or outputs(batches, tasks))
+    learner.learn(make_task(10))
+    learner.learn(make_task(20))
+    assert sorted(set(ran)) == [1, 2]
+
+
+@pytest.mark.parametrize("selector", [FUSION, replace(FUSION, cascade_tasks=0)], ids=["cascade", "likely"])
+def test_streams_rejection_and_files_work(learner, selector, tmp_path):
+    stream = learner.stream(selector=selector)
+    assert stream.predict(IMAGES[:12]).classes == CLASSES[:12]
+    assert stream.predict(IMAGES[12:24]).classes[1:] == CLASSES[13:24]  # the first one may be taken for an outlier
+    unknown = learner.predict(10 * torch.randn(6, 2, 6, 6), selector=selector, reject=0.2)
+    assert len(unknown.classes) == 6
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=learner.fabric)
+    expected = learner.predict(IMAGES, selector=selector)
+    found = loaded.predict(IMAGES, selector=selector)
+    assert found.classes == expected.classes
+    assert torch.equal(found.task_scores, expected.task_scores)
+
+
+def test_wrong_settings_raise():
+    with pytest.raises(TypeError, match=r"shared of Fusion must be a cps.SharedSpace"):
+        cps.Fusion(cps.Cascade())
+    with pytest.raises(TypeError, match=r"cascade of Fusion must be a cps.Cascade"):
+        cps.Fusion(cascade=None)
+    with pytest.raises(ValueError, match="task_weight of Fusion must be 0 or more"):
+        cps.Fusion(task_weight=-1.0)
+    with pytest.raises(ValueError, match=r"certainty of Fusion must be in \(0, 1\]"):
+        cps.Fusion(certainty=0.0)
+    with pytest.raises(ValueError, match="most_subnetworks of Fusion must be 1 or more"):
+        cps.Fusion(most_subnetworks=0)
