@@ -37,24 +37,30 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hold-out", type=float, default=0.1, help="share of the training images to hold out")
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
+    parser.add_argument("--filters", type=int, default=None, help="filters of RandomPatches as the shared space")
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for run in arguments.runs:
-        key = f"{run}, {arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}"
+        space = None if arguments.filters is None else cps.RandomPatches(arguments.filters)
+        key = f"{run}, {arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}, {space or 'default space'}"
         if key not in done:
             name, order = run.split(":")
             recipe = RECIPES[name]().with_scaled_epochs(arguments.epochs_scale)
-            done[key] = measure(recipe, int(order), arguments.data, arguments.hold_out)
+            done[key] = measure(recipe, int(order), arguments.data, arguments.hold_out, space)
             write_compact(arguments.out, done)
             print(key, done[key]["test"], flush=True)
 
 
-def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float) -> dict[str, Any]:
-    """Learn a run with a share of the images held out; measure fusions on those, and the default on test images."""
+def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float, space: cps.Space | None) -> dict[str, Any]:
+    """Learn a run with a share of the images held out; measure fusions on those, and the default on test images.
+
+    With a space, every task keeps its sum for the covariance, and mirror images are learned.
+    """
     train, test = recipe.read(data)
     scenario = split_by_class(train, test, sizes=recipe.sizes, order=order, validation=hold_out, seed=order)
     fabric = cps.make_fabric()
-    fusion = cps.Fusion(cascade_tasks=ALWAYS)
+    shared = cps.SharedSpace() if space is None else cps.SharedSpace(space, covariances=ALWAYS, flips=True)
+    fusion = cps.Fusion(shared, cascade_tasks=ALWAYS)
     settings = {**recipe.learner_settings(), "seed": order, "fabric": fabric, "selectors": (fusion, cps.MaxOutput())}
     learner = cps.Learner(recipe.make_backbone(order), **settings)
     for task in scenario:

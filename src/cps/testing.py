@@ -8,7 +8,7 @@ from cps.network.masks import Masks, full_masks, is_subset
 from cps.network.outputs import Evidence, Outputs
 from cps.network.subnetwork import Subnetwork
 from cps.pruning.base import Pruner
-from cps.selection.base import GraphSelector, Selector
+from cps.selection.base import GraphSelector, LazySelector, Selector
 from cps.selection.groups import consecutive_groups
 
 
@@ -70,7 +70,9 @@ def check_selector(selector: Selector) -> None:
     _require(are_same, "the score of a group must not depend on other groups or on the order of groups")
     if isinstance(selector, GraphSelector):
         exported = selector.score_images(evidence, selector.precompute(statistics))
-        are_close = torch.allclose(exported, singles, rtol=1e-3, atol=1e-4)
+        needed = selector.needed(evidence, statistics, torch.arange(7)) if isinstance(selector, LazySelector) else None
+        ran = torch.ones_like(exported, dtype=torch.bool) if needed is None else needed
+        are_close = torch.allclose(exported[ran], singles[ran], rtol=1e-3, atol=1e-4)
         _require(are_close, "`score_images` must return the scores of a call with groups of one")
     fewer = selector(evidence.first(2), statistics[:2], torch.arange(7))
     _require(tuple(fewer.shape) == (7, 2), "a selector must accept the evidence and statistics of the first tasks only")

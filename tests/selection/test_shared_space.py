@@ -7,6 +7,7 @@ import cps
 from cps.closed_form.sums import Moments, Sums
 from cps.network.backbones import Builtin
 from cps.selection.base import precompute_once
+from cps.selection.shared_space import SHRINKAGES
 from cps.storage.container import FileError
 from samples import conv_net, make_task
 
@@ -17,7 +18,7 @@ FIRSTS = (0, 10, 20)
 @pytest.fixture
 def learner(make_learner):
     """Return a learner of three tasks of two classes."""
-    learner = make_learner(selectors=(cps.SharedSpace(SPACE),))
+    learner = make_learner(selectors=(cps.SharedSpace(SPACE, cps.LDA(0.05)),))
     for first in FIRSTS:
         learner.learn(make_task(first))
     return learner
@@ -51,7 +52,7 @@ def test_the_class_is_that_of_lda_on_the_images_of_all_tasks_at_once(learner):
         [(torch.cat(features), torch.cat([own + 2 * task for task, own in enumerate(labels)]))], classes=6
     )
     images = torch.cat([task.test[0] for task in tasks])
-    expected = cps.LDA().fit(Moments.of([together]))(learner.evidence(images).features(SPACE).double())
+    expected = cps.LDA(0.05).fit(Moments.of([together]))(learner.evidence(images).features(SPACE).double())
     scores = class_scores(learner, images)
     found = torch.stack([scores[name] for name in names], dim=1)
     assert torch.equal(found.argmax(dim=1), expected.argmax(dim=1))
@@ -60,7 +61,7 @@ def test_the_class_is_that_of_lda_on_the_images_of_all_tasks_at_once(learner):
 
 
 def test_the_order_of_tasks_does_not_matter(learner, make_learner):
-    other = make_learner(selectors=(cps.SharedSpace(SPACE),))
+    other = make_learner(selectors=learner.config.selectors)
     for first in reversed(FIRSTS):
         other.learn(make_task(first))
     images = torch.cat([make_task(first).test[0] for first in FIRSTS])
@@ -76,7 +77,7 @@ def test_the_order_of_tasks_does_not_matter(learner, make_learner):
 
 @pytest.mark.parametrize("forgotten", range(3))
 def test_the_sums_are_as_if_a_forgotten_task_had_never_been_learned(learner, make_learner, forgotten):
-    never = make_learner(selectors=(cps.SharedSpace(SPACE),))
+    never = make_learner(selectors=learner.config.selectors)
     for task, first in enumerate(FIRSTS):
         if task != forgotten:
             never.learn(make_task(first))
@@ -144,7 +145,7 @@ def test_pretrained_weights_that_were_not_kept_raise(learner, make_learner):
 def test_wrong_settings_raise():
     with pytest.raises(TypeError, match=r"space of SharedSpace must be a space such as cps.RandomPatches\(\)"):
         cps.SharedSpace("patches")
-    with pytest.raises(TypeError, match=r"classifier of SharedSpace must be a cps.LDA"):
+    with pytest.raises(TypeError, match=r"classifier of SharedSpace must be a cps.LDA or None"):
         cps.SharedSpace(classifier=cps.Ridge())
     with pytest.raises(ValueError, match="covariances of SharedSpace must be 1 or more, got 0"):
         cps.SharedSpace(covariances=0)
@@ -178,3 +179,25 @@ def test_a_file_whose_sums_have_another_size_is_refused(learner, tmp_path):
     learner.save(tmp_path / "odd.cps")
     with pytest.raises(FileError, match="damaged statistics of SharedSpace"):
         cps.load(tmp_path / "odd.cps", conv_net(), fabric=learner.fabric)
+
+
+@pytest.mark.parametrize(("noise_dims", "expected"), [(0, 0.001), (300, 0.1)])
+def test_leave_one_out_scores_choose_the_shrinkage(make_learner, noise_dims, expected):
+    class Columns(torch.nn.Module):
+        def forward(self, pixels):
+            return pixels.flatten(1)[:, : 4 + noise_dims]
+
+    class Space:
+        def make(self, shape, pretrained):
+            return Columns()
+
+    selector = cps.SharedSpace(Space())
+    draws = torch.Generator().manual_seed(0)
+    labels = torch.arange(200) % 2
+    images = torch.randn(200, 2, 13, 13, generator=draws)
+    mixed = images.flatten(1)[:, :4] @ torch.tensor([[1.0, 0.99, 0, 0], [0, 0.1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1.0]])
+    images.flatten(1)[:, :4] = mixed + 0.2 * labels[:, None] * torch.tensor([1.0, -1.0, 0, 0])
+    learner = make_learner(selectors=(selector,))
+    learner.learn(cps.Task([0, 1], train=(images, labels.tolist())))
+    losses = learner.network.statistics("SharedSpace")[0]["log losses"].amin(dim=1)
+    assert SHRINKAGES[int(losses.argmin())] == expected

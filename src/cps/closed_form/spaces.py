@@ -74,7 +74,7 @@ class RandomPatches(NumericSettings):
     pixels are reduced to 32 first, and sides shorter than a patch are enlarged.
     """
 
-    filters: int = 250
+    filters: int = 125
     patch: int = 6
 
     def __post_init__(self) -> None:
@@ -129,6 +129,19 @@ class Joined(NumericSettings):
     def make(self, shape: tuple[int, ...], pretrained: Callable[[], nn.Module]) -> nn.Module:
         """Return the module that computes the features."""
         return _JoinedFeatures([space.make(shape, pretrained) for space in self.spaces])
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """The features of mirror images in a space, or in the default one: learning may add them to its sums."""
+
+    space: Space | None
+
+    def make(self, shape: tuple[int, ...], pretrained: Callable[[], nn.Module]) -> nn.Module:
+        """Return the module that computes the features."""
+        if len(shape) != 3:
+            raise ValueError(f"only images (channels, height, width) have mirror images, got inputs {shape}")
+        return _FlippedFeatures((self.space or default_space(shape)).make(shape, pretrained))
 
 
 def _can_be_joined(space: object) -> bool:
@@ -230,6 +243,15 @@ class _PretrainedFeatures(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         return root_normalize(self.backbone(pixels).float())
+
+
+class _FlippedFeatures(nn.Module):
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.inner(pixels.flip(-1))
 
 
 class _JoinedFeatures(nn.Module):

@@ -31,12 +31,16 @@ from cps.pruning.nnrelief import NNrelief
 from cps.runtime.seeding import seeded
 from cps.selection.base import Selector
 from cps.selection.cascade import Cascade
+from cps.selection.fusion import Fusion
 from cps.selection.importance_signature import ImportanceSignature
 from cps.selection.max_output import MaxOutput
+from cps.selection.shared_space import SharedSpace
 from cps.training.losses import Contrastive
 from cps.training.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scale_epochs
 
-ALL_SELECTORS = (MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1), Cascade())
+ALL_SELECTORS = (
+    Fusion(), SharedSpace(), Cascade(), MaxOutput(), ImportanceSignature(norm=2), ImportanceSignature(norm=1)
+)  # fmt: skip
 JOINT_CIFAR = Training(100, SGD(0.1, weight_decay=5e-4), Cosine(), batch_size=128)  # joint training on CIFAR-100
 PAPER_CAPACITY = Capacity(min_free=0.0)  # every task starts from all sealed weights
 PAPER_CASCADE = Cascade(size=32, shrinkage=0.1)  # the cascade of the published runs with the paper's training
@@ -127,7 +131,7 @@ def digits() -> Recipe:
         retrain=Training(10, Adam(lr=3e-3, weight_decay=5e-3), Cosine(), batch_size=32),
         pruner=NNrelief(alpha=0.7),
         rounds=2,
-        selectors=(Cascade(), MaxOutput(), ImportanceSignature()),
+        selectors=(Fusion(), Cascade(), MaxOutput(), ImportanceSignature()),
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from cps.closed_form.spaces import Space
+from cps.closed_form.spaces import Flipped, Space
 
 CLOSE = 1e-3  # default tolerance of `are_close`, relative to the largest feature
 
@@ -111,6 +111,11 @@ class Evidence(Sequence[Outputs]):
         if self._features is None:
             raise ValueError("this evidence has outputs of subnetworks only; use `Learner.evidence`, which has images")
         return self.derived(space, self._features)
+
+    def flipped_features(self, space: Space | None) -> Tensor:
+        """Return the features (N, d) of the images' mirror images in a space that no task owns."""
+        assert self._features is not None, "`features` has been called before"
+        return self._features(Flipped(space))
 
     def derived(self, key: Hashable, compute: Callable[[Any], Any]) -> Any:
         """Return `compute(key)`, computed once for these images."""

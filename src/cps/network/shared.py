@@ -88,7 +88,7 @@ class SharedNetwork:
         self._accepts_noise: bool | None = None  # not known yet
         self._lock = CopyableLock()
         self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images)
-        self._spaces: dict[Space, nn.Module] = {}
+        self._spaces: dict[Space | None, nn.Module] = {}
 
     @property
     def device(self) -> torch.device:
@@ -176,7 +176,9 @@ class SharedNetwork:
 
     def set_input(self, shape: tuple[int, ...], value_range: tuple[float, float]) -> None:
         """Record the shape and value range of the first images; later calls change nothing."""
-        self.input_shape = self.input_shape or shape
+        if self.input_shape is None:
+            self.input_shape = shape
+            self._spaces.clear()
         if not self.subnetworks:
             self.input_range = self.input_range or value_range
 
@@ -313,7 +315,7 @@ class SharedNetwork:
     @torch.no_grad()
     def features(self, batches: Iterable[Tensor], space: Space | None) -> Tensor:
         """Return the features (N, d) of batches of images in a space that no task owns."""
-        with self.in_use():
+        with self.in_use(), full_precision():
             module = self.space_module(space)
             features = torch.cat([module(pixels) for pixels in map(self.pixels, batches)])
             if features.ndim != 2:
@@ -323,9 +325,8 @@ class SharedNetwork:
     def space_module(self, space: Space | None) -> nn.Module:
         """Return the module that computes the features of a space, or the default one, from the backbone's input."""
         shape = self.input_shape or ()
-        space = default_space(shape) if space is None else space
         if space not in self._spaces:
-            module = space.make(shape, self.pretrained_backbone)
+            module = (space or default_space(shape)).make(shape, self.pretrained_backbone)
             self._spaces[space] = module.to(self.device).eval().requires_grad_(False)
         return self._spaces[space]
 

@@ -7,6 +7,7 @@ tasks there are.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -39,10 +40,10 @@ class Fusion(NumericSettings):
     shared: SharedSpace = field(default=SharedSpace())
     cascade: Cascade = field(default=Cascade())
     task_weight: float = 0.25
-    class_weight: float = 0.5
+    class_weight: float = 0.25
     cascade_tasks: int = 20
-    certainty: float = 0.9
-    most_subnetworks: int = 4
+    certainty: float = 0.5
+    most_subnetworks: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,9 +85,12 @@ class Fusion(NumericSettings):
         """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
         if self._uses_cascade(statistics) or self.certainty == 1:
             return None
-        shared = self.shared.score_images(
-            evidence, _split_once(precompute_once(self, statistics, evidence), evidence)[0]
-        )
+        key = self, "needed", id(precompute_once(self, statistics, evidence)), tuple(groups.tolist())
+        return evidence.derived(key, lambda _: self._likely(evidence, statistics, groups))
+
+    def _likely(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Return the most probable tasks of each image, a bool tensor (N, tasks)."""
+        shared = self.shared.score_images(evidence, _split(precompute_once(self, statistics, evidence))[0])
         sizes = torch.bincount(groups).sqrt()[:, None]  # the errors of the images of a group are correlated
         probabilities = (mean_by_group(shared, groups) * sizes).softmax(dim=1)
         sorted_down, tasks = probabilities.sort(dim=1, descending=True)
@@ -101,8 +105,8 @@ class Fusion(NumericSettings):
         needed = self.needed(evidence, statistics, groups)
         if needed is None:
             return mean_by_group(self.score_images(evidence, precomputed), groups)
-        shared, _ = _split_once(precomputed, evidence)
-        scores = self.shared.score_images(evidence, shared) + NOT_RUN
+        shared, _ = _split(precomputed)
+        scores = self.shared.score_images(evidence, shared) + NOT_RUN  # a copy: the evidence remembers the scores
         for task in needed.any(dim=0).nonzero()[:, 0].tolist():
             images = needed[:, task].nonzero()[:, 0]
             scores[images, task] = self.score_classes(evidence, precomputed, task, images).amax(dim=1)
@@ -114,11 +118,11 @@ class Fusion(NumericSettings):
         parts = {"shared ": self.shared.precompute(shared)}
         if self._uses_cascade(statistics):
             parts["cascade "] = self.cascade.precompute(cascade)
-        return [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
+        return _Joined([_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))])
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of the best class of each task, up to a constant, shape (N, tasks)."""
-        _, cascade = _split_once(precomputed, evidence)
+        _, cascade = _split(precomputed)
         classes = [self.score_classes(evidence, precomputed, task).amax(dim=1) for task in range(len(precomputed))]
         scores = torch.stack(classes, dim=1)
         return scores + self.task_weight * self.cascade.score_images(evidence, cascade) if cascade[0] else scores
@@ -127,7 +131,7 @@ class Fusion(NumericSettings):
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
     ) -> Tensor:
         """Return the log probabilities (n, classes) of the classes of a task, up to a constant."""
-        shared = self.shared.score_classes(evidence, _split_once(precomputed, evidence)[0], task, images)
+        shared = self.shared.score_classes(evidence, _split(precomputed)[0], task, images)
         own = evidence[task] if images is None else evidence.some(task, images)
         return shared + self.class_weight * own.logits.log_softmax(dim=1)
 
@@ -138,14 +142,20 @@ class Fusion(NumericSettings):
 PARTS = ("shared ", "cascade ")  # prefixes of the statistics
 
 
-def _split(statistics: Sequence[Mapping[str, Tensor]]) -> list[list[Statistics]]:
+class _Joined(list[Statistics]):
+    """Statistics that remember how they split, which with many tasks takes longer than a prediction."""
+
+    @cached_property
+    def parts(self) -> list[list[Statistics]]:
+        """The statistics of each part."""
+        return _split(list(self))
+
+
+def _split(statistics: Sequence[Statistics]) -> list[list[Statistics]]:
     """Return the statistics of the shared space, and those of the cascade, of each task; empty where there are none."""
+    if isinstance(statistics, _Joined):
+        return statistics.parts
     return [[_without_prefix(part, kept) for kept in statistics] for part in PARTS]
-
-
-def _split_once(precomputed: Sequence[Statistics], evidence: Evidence) -> list[list[Statistics]]:
-    """Return `_split(precomputed)`, which the evidence remembers: with many tasks it takes longer than a prediction."""
-    return evidence.derived(("split", id(precomputed)), lambda _: (_split(precomputed), precomputed))[0]
 
 
 def _without_prefix(prefix: str, kept: Mapping[str, Tensor]) -> Statistics:

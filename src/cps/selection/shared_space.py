@@ -5,12 +5,17 @@ tasks alike, and linear discriminant analysis in it needs nothing but sums: coun
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cps.closed_form.calibration import best_temperature, leave_one_out_scores, log_loss_by_temperature
+from cps.closed_form.calibration import (
+    TEMPERATURES,
+    best_temperature,
+    leave_one_out_scores,
+    log_loss_by_temperature,
+)
 from cps.closed_form.classifiers import LDA, LinearScores
 from cps.closed_form.spaces import Space
 from cps.closed_form.sums import Moments, Sums, pack, unpack
@@ -21,6 +26,10 @@ from cps.selection.base import Statistics, precompute_once
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting
 
+SHRINKAGES = (0.001, 0.01, 0.1, 0.5)
+CALIBRATED = 20  # tasks whose images are scored without themselves; more would make learning slower with every task
+LEFT_OUT = 1000  # images of a task that are scored
+
 
 @setting
 @dataclass(frozen=True)
@@ -28,22 +37,25 @@ class SharedSpace(NumericSettings):
     """The task of the most probable class by linear discriminant analysis in a fixed space.
 
     `space` is the same for all tasks; None chooses it by the shape of the images (`default_space`). `classifier` holds
-    the shrinkage of the covariance. Leave-one-out scores of the training images make the probabilities honest.
+    the shrinkage of the covariance; with None, leave-one-out scores of the training images choose one of `SHRINKAGES`.
+    These scores also make the probabilities honest.
 
     Every task keeps the counts and means of its classes, and the first `covariances` tasks a sum for the covariance,
-    which all classes share. More of them take more memory and help if the images change from task to task.
+    which all classes share. More of them take more memory and help if the images change from task to task. With
+    `flips`, the mirror images of the training images are learned, too.
     """
 
     space: Space | None = None
-    classifier: LDA = field(default=LDA())
+    classifier: LDA | None = None
     covariances: int = 8
+    flips: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.space is not None and not hasattr(self.space, "make"):
             raise TypeError(f"space of SharedSpace must be a space such as cps.RandomPatches(), got {self.space!r}")
-        if not isinstance(self.classifier, LDA):
-            raise TypeError(f"classifier of SharedSpace must be a cps.LDA, got {self.classifier!r}")
+        if self.classifier is not None and not isinstance(self.classifier, LDA):
+            raise TypeError(f"classifier of SharedSpace must be a cps.LDA or None, got {self.classifier!r}")
         self._require("covariances", self.covariances >= 1, must="1 or more")
 
     @property
@@ -51,20 +63,36 @@ class SharedSpace(NumericSettings):
         """The selector's name."""
         return "SharedSpace"
 
+    @property
+    def _candidates(self) -> list[LDA]:
+        """The classifiers to choose from."""
+        return [LDA(shrinkage) for shrinkage in SHRINKAGES] if self.classifier is None else [self.classifier]
+
     def observe(
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
         """Keep counts and means of the classes, perhaps a sum for the covariance, and log losses by temperature."""
         features = evidence.features(self.space)
-        own = Sums.of([(features, labels)], len(subnetwork.classes))
+        parts = [(features, labels)]
+        if self.flips:
+            parts.append((evidence.flipped_features(self.space), labels))
+        own = Sums.of(parts, len(subnetwork.classes))
         kept = {"means": own.means, "counts": own.counts}
         keeps_scatter = sum("scatter" in each for each in earlier) < self.covariances
         if keeps_scatter:
             kept["scatter"] = pack(own.scatter)
+        if len(earlier) >= CALIBRATED:
+            return kept
         moments = _moments([*earlier, kept])
-        classes = sum(len(each["counts"]) for each in earlier) + labels.to(moments.means.device)
-        scores = leave_one_out_scores(features, classes, moments, self.classifier, in_covariance=keeps_scatter)
-        return {**kept, "log losses": log_loss_by_temperature(scores, classes)}
+        some = torch.linspace(0, len(labels) - 1, min(len(labels), LEFT_OUT)).long().to(labels.device)
+        classes = sum(len(each["counts"]) for each in earlier) + labels[some].to(moments.means.device)
+        losses = [
+            log_loss_by_temperature(
+                leave_one_out_scores(features[some], classes, moments, classifier, in_covariance=keeps_scatter), classes
+            )
+            for classifier in self._candidates
+        ]
+        return {**kept, "log losses": torch.stack(losses)}
 
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of the other tasks. Only the log losses of later ones were influenced by `task`."""
@@ -76,8 +104,10 @@ class SharedSpace(NumericSettings):
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the discriminants of all classes, divided by the temperature, and the indices of each task's own."""
-        scores = self.classifier.fit(_moments(statistics))
-        temperature = best_temperature(torch.stack([as_float64(kept["log losses"]) for kept in statistics]).sum(dim=0))
+        known = [as_float64(kept["log losses"]) for kept in statistics if "log losses" in kept]
+        losses = torch.stack(known).sum(dim=0) if known else torch.zeros(len(self._candidates), len(TEMPERATURES))
+        best = int(losses.amin(dim=1).argmin())  # losses are of shape (classifiers, temperatures)
+        scores, temperature = self._candidates[best].fit(_moments(statistics)), best_temperature(losses[best])
         device = statistics[0]["counts"].device
         indices = torch.arange(len(scores.offsets), device=device).split([len(kept["counts"]) for kept in statistics])
         common = {
@@ -91,10 +121,14 @@ class SharedSpace(NumericSettings):
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of each task for each image, shape (N, tasks)."""
-        classes, sizes = self._log_probabilities(evidence, precomputed), [len(kept["classes"]) for kept in precomputed]
-        if len(set(sizes)) == 1:
-            return classes.unflatten(1, (len(sizes), sizes[0])).logsumexp(dim=2)
-        return torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+
+        def compute(_: object) -> Tensor:
+            classes, sizes = self._log_probabilities(evidence, precomputed), [len(k["classes"]) for k in precomputed]
+            if len(set(sizes)) == 1:
+                return classes.unflatten(1, (len(sizes), sizes[0])).logsumexp(dim=2)
+            return torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+
+        return evidence.derived((self, "tasks", id(precomputed[0]["weights"])), compute)
 
     def score_classes(
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
@@ -116,7 +150,14 @@ def _moments(statistics: Sequence[Statistics]) -> Moments:
     counts, means = (torch.cat([as_float64(kept[name]) for kept in statistics]) for name in ("counts", "means"))
     carriers = [kept for kept in statistics if "scatter" in kept]
     if not carriers:  # all of them were forgotten
-        carriers = [{"scatter": pack(torch.eye(means.shape[1])), "counts": counts.new_ones(1)}]
-    scatter = torch.stack([as_float64(kept["scatter"]) for kept in carriers]).sum(dim=0)
+        carriers = [
+            {
+                "scatter": pack(torch.eye(means.shape[1], dtype=means.dtype, device=means.device)),
+                "counts": counts.new_ones(1),
+            }
+        ]
+    scatter = torch.zeros_like(as_float64(carriers[0]["scatter"]))
+    for kept in carriers:
+        scatter += as_float64(kept["scatter"])
     images = max(sum(float(kept["counts"].sum()) for kept in carriers), 1.0)
     return Moments(counts, means, unpack(scatter, means.shape[1]) / images, images)
