@@ -29,6 +29,7 @@ from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as A
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
 from .loading import load as load
+from .methods.closed_form import ClosedForm as ClosedForm
 from .network.backbones import (
     Builtin as Builtin,
     SmallConvNet as SmallConvNet,
@@ -49,6 +50,7 @@ from .runtime.devices import make_fabric as make_fabric
 from .selection.base import (
     ClassSelector as ClassSelector,
     GraphSelector as GraphSelector,
+    LazySelector as LazySelector,
     LinkedSelector as LinkedSelector,
     Oracle as Oracle,
     Selector as Selector,

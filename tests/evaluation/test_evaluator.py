@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cps
-from cps.evaluation.evaluator import _shuffled_groups
+from cps.evaluation.evaluator import shuffled_groups
 from cps.network.shared import SharedNetwork
 from cps.selection.groups import consecutive_groups
 from samples import make_task
@@ -81,11 +81,11 @@ def test_each_image_passes_each_subnetwork_once(learned, monkeypatch):
 
 def test_groups_are_drawn_at_random_and_the_last_may_be_smaller():
     task = torch.tensor([0] * 13 + [1] * 7)
-    groups = _shuffled_groups(task, 5, seed=0)
+    groups = shuffled_groups(task, 5, seed=0)
     assert sorted(torch.bincount(groups[:13]).tolist()) == [3, 5, 5]
     assert set(groups[:13].tolist()).isdisjoint(groups[13:].tolist())
     assert not torch.equal(groups[:13], consecutive_groups(13, 5))
-    assert torch.equal(groups, _shuffled_groups(task, 5, seed=0))
+    assert torch.equal(groups, shuffled_groups(task, 5, seed=0))
 
 
 def test_all_images_of_a_group_get_one_task_and_count_as_wrong_if_it_is_mistaken(learned):

@@ -157,7 +157,7 @@ def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
 
 def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
-    groups = _shuffled_groups(test.task, group_size, seed)
+    groups = shuffled_groups(test.task, group_size, seed)
     is_selected, is_correct = {}, {}
     for after in range(test.num_tasks):
         images, kept = test.images_after(after), statistics[: after + 1]
@@ -195,7 +195,7 @@ def _average(first: Evidence, second: Evidence) -> Evidence:
     return Evidence(mean, len(first), lambda space: (first.features(space) + second.features(space)) / 2)
 
 
-def _shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
+def shuffled_groups(task: Tensor, group_size: int, seed: int) -> Tensor:
     """Return the group of each image; groups are drawn at random within a task."""
     groups, first = [], 0
     for index, images in enumerate(task.bincount().tolist()):
