@@ -110,12 +110,15 @@ def settings_table() -> str:
         rows.append([f"{task_weight:g}, {class_weight:g}" + (" (default)" if is_default else ""), *cells])
     for certainty, most in LIKELY:
         found = [[run["likely"][f"{certainty:g} {most}"] for run in same] for same in groups.values()]
-        cells = [f"{_mean(a for a, _ in each)} ({_mean(n for _, n in each)} run)" for each in found]
+        cells = [f"{_mean(a for a, _ in each)} ({_mean(n for _, n in each)})" for each in found]
         rows.append([f"no cascade, certainty {certainty:g}, at most {most}", *cells])
     rows.append(["no cascade, all", *(_mean(run["likely"]["all"] for run in same) for same in groups.values())])
-    first = next(iter(runs.values()))
-    note = "Accuracy on single held-out images in %, by `task_weight` and `class_weight`. "
-    note += f"{describe_machine(first['device'], first['versions'])}."
+    rows.append(["runs", *(str(len(same)) for same in groups.values())])
+    machines = " and ".join(dict.fromkeys(describe_machine(run["device"], run["versions"]) for run in runs.values()))
+    note = (
+        "Accuracy on single held-out images in %, by `task_weight` and `class_weight`; in brackets the mean number of "
+    )
+    note += f"subnetworks that ran for an image. CIFAR-100 with `RandomPatches(800)`. {machines}."
     return markdown(["weights", *groups], rows, note)
 
 

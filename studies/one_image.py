@@ -10,7 +10,7 @@ from cps.evaluation.metrics import Matrix, Metrics
 from cps.experiments.aggregate import accuracy_over_images, describe_training, format_mean
 from cps.experiments.plots import COLOURS, draw_light_grid
 from cps.experiments.results import Results
-from studies.published import describe_runs, markdown, published_runs
+from studies.published import describe_closed_form, describe_runs, markdown, published_runs
 
 SINGLE_RECIPES = {
     "cifar100-10-single": "10 tasks of 10",
@@ -42,10 +42,14 @@ def accuracy_table() -> str:
             [_cascade_curve(run, 20)[-1] for run in runs],
             [accuracy_over_images(run, run.task_il.accuracy)[-1] for run in runs],
         ]
-        rows.append([SINGLE_RECIPES[recipe], *map(format_mean, columns), str(len(runs)), OTHER_METHODS[recipe]])
-    head = ["CIFAR-100 (%)", "one image", "one image, AIA", "groups of 20", "task known", "orders", "other methods"]
+        closed = [_closed_form(runs, size) for size in (1, 20)]
+        cells = [*map(format_mean, columns), *closed, str(len(runs)), OTHER_METHODS[recipe]]
+        rows.append([SINGLE_RECIPES[recipe], *cells])
+    head = ["CIFAR-100 (%)", "one image", "one image, AIA", "groups of 20", "task known"]
+    head += ["closed form, one image", "closed form, groups of 20", "orders", "other methods"]
     note = f"Over all images of the classes so far: after the last task, or the mean after each (AIA). {_describe()} "
-    note += "Other methods: the best published result from scratch on single images without old images, last / AIA."
+    note += "Other methods: the best published result from scratch on single images without old images, last / AIA. "
+    note += _describe_closed_form()
     return markdown(head, rows, note)
 
 
@@ -56,9 +60,15 @@ def cost_table() -> str:
         found = [accuracy_over_images(run, _selection(run.class_il["Cascade"][1]))[-1] for run in runs]
         taken = [run.subnetworks[-1].taken for run in runs]
         operations = statistics.fmean(sum(part.operations or 0 for part in run.subnetworks) for run in runs)
-        cells = [format_mean(found), format_mean(taken), describe_training(runs[0]), _minutes(recipe, runs)]
+        closed = [run.bounds.closed_form for run in runs]
+        selection = [accuracy_over_images(run, _selection(each.class_il[1]))[-1]
+                     for run, each in zip(runs, closed, strict=True) if each is not None]  # fmt: skip
+        found_by_closed_form = format_mean(selection) if len(selection) == len(runs) else ""
+        cells = [format_mean(found), found_by_closed_form, format_mean(taken)]
+        cells += [describe_training(runs[0]), _minutes(recipe, runs)]
         rows.append([SINGLE_RECIPES[recipe], *cells, f"{operations / 1e9:.0f} G"])
-    head = ["CIFAR-100", "task found (%)", "weights taken (%)", "training of a task", "minutes for all tasks"]
+    head = ["CIFAR-100", "task found (%)", "task found, closed form (%)", "weights taken (%)", "training of a task"]
+    head += ["minutes for all tasks"]
     run = next(iter(_published_runs().values()))[0]
     assert run.dense is not None
     assert run.weights is not None
@@ -80,9 +90,14 @@ def gain_table() -> str:
             for size in (1, 5)
             for selector in ("MaxOutput", "Cascade")
         ]
-        rows.append([SINGLE_RECIPES[recipe], *cells])
+        rows.append([SINGLE_RECIPES[recipe], *cells, *(_closed_form(runs, size) for size in (1, 5))])
     labels = [f"{size}, {name}" for size in ("one image", "groups of 5") for name in ("largest output", "cascade")]
-    return markdown(["CIFAR-100 (%)", *labels], rows, f"Over all images after the last task. {_describe()}")
+    labels += [f"{size}, closed form" for size in ("one image", "groups of 5")]
+    return markdown(
+        ["CIFAR-100 (%)", *labels],
+        rows,
+        f"Over all images after the last task. {_describe()} {_describe_closed_form()}",
+    )
 
 
 def plot_single_images() -> Figure:
@@ -93,10 +108,14 @@ def plot_single_images() -> Figure:
         single, paper = published_runs(f"cifar100-{tasks}-single"), published_runs(f"cifar100-{tasks}")
         known = np.mean([accuracy_over_images(run, run.task_il.accuracy) for run in single], axis=0)
         numbers = range(1, tasks + 1)
-        axes.plot(numbers, known, "s-", color=COLOURS["ceiling"], label="task known")
+        axes.plot(numbers, known, "s-", color=COLOURS["upper_bound"], label="task known")
         axes.plot(numbers, _mean_curve(single), "o-", color=COLOURS["ours"], label="one image")
         label = "one image, training of the paper"
         axes.plot(numbers, _mean_curve(paper), "o--", color=COLOURS["other"], label=label)
+        closed = [_closed_form_curve(run, 1) for run in single]
+        if all(closed):
+            label = "one image, closed form, no training"
+            axes.plot(numbers, np.mean(closed, axis=0), "D-", color=COLOURS["closed_form"], markersize=4, label=label)
         axes.set_title(f"{tasks} tasks of {100 // tasks}", fontsize=10)
         axes.set_xlabel("tasks learned")
         axes.set_ylim(0, 104)
@@ -114,6 +133,22 @@ def _published_runs() -> dict[str, list[Results]]:
 def _cascade_curve(run: Results, size: int) -> list[float]:
     """Return the accuracy of the cascade over all images after each task."""
     return accuracy_over_images(run, run.class_il["Cascade"][size].accuracy)
+
+
+def _closed_form_curve(run: Results, size: int) -> list[float]:
+    """Return the accuracy of the closed form over all images after each task; nothing if it was not measured."""
+    closed = run.bounds.closed_form
+    return [] if closed is None else accuracy_over_images(run, closed.class_il[size].accuracy)
+
+
+def _closed_form(runs: Sequence[Results], size: int) -> str:
+    """Return the mean accuracy of the closed form over all images after the last task."""
+    curves = [_closed_form_curve(run, size) for run in runs]
+    return format_mean([curve[-1] for curve in curves]) if all(curves) else ""
+
+
+def _describe_closed_form() -> str:
+    return describe_closed_form(next(iter(_published_runs().values()))[0])
 
 
 def _mean_curve(runs: Sequence[Results]) -> Matrix:

@@ -1,7 +1,10 @@
 """Read and write the published results in benchmarks/results, and format them as Markdown."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,9 @@ from benchmarks import RESULTS
 
 from cps.experiments.aggregate import format_mean
 from cps.experiments.results import Results, read_results
+from cps.methods.closed_form_metrics import ClosedFormMetrics
 from cps.storage.atomic import write_text
+from cps.storage.json_codec import from_json
 
 ROOT = Path(__file__).parent.parent
 PAPER_RECIPES = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "cifar100-b50-frozen", "cub200")
@@ -21,16 +26,63 @@ def read_json(name: str) -> dict[str, Any]:
 
 
 def read_run(name: str) -> Results:
-    """Return the results of a published run."""
-    return read_results(RESULTS / f"{name}.json")
+    """Return the results of a published run, with the closed form of the same tasks."""
+    return with_closed_form(read_results(RESULTS / f"{name}.json"))
 
 
 def published_runs(*recipes: str) -> list[Results]:
     """Return the published runs of some recipes (default: those of the paper), sorted by recipe and order."""
     recipes = recipes or PAPER_RECIPES
     paths = sorted({path for recipe in recipes for path in RESULTS.glob(f"{recipe}-*.json")})
-    runs = [run for run in map(read_results, paths) if run.recipe in recipes]
+    runs = [with_closed_form(run) for run in map(read_results, paths) if run.recipe in recipes]
     return sorted(runs, key=lambda run: (recipes.index(run.recipe), str(run.order)))
+
+
+@lru_cache
+def closed_forms() -> dict[str, dict[str, Any]]:
+    """Return what `studies.closed_forms` measured, by data and space."""
+    return read_json("closed-forms")
+
+
+def closed_form_of(run: Results) -> dict[str, Any] | None:
+    """Return what the closed form reaches on the tasks of a run, if it was measured."""
+    return closed_form_run(f"{re.sub('-(single|frozen)$', '', run.recipe)}-{run.order}")
+
+
+def closed_form_run(key: str) -> dict[str, Any] | None:
+    """Return what the closed form in the default space for these images reaches on the tasks RECIPE-ORDER.
+
+    Only runs in default spaces have matrices in the file.
+    """
+    default = [
+        entry["runs"] for entry in closed_forms().values() if any("metrics" in run for run in entry["runs"].values())
+    ]
+    return next((runs[key] for runs in default if key in runs), None)
+
+
+def closed_form_accuracy(runs: Sequence[Results], size: int) -> str:
+    """Return the mean accuracy of the closed form on the tasks of some runs, or nothing if it was not measured."""
+    found = [entry["ACC"][str(size)] for run in runs if (entry := closed_form_of(run)) is not None]
+    return format_mean(found) if len(found) == len(runs) else ""
+
+
+def with_closed_form(run: Results) -> Results:
+    """Return a run with the closed form of the same tasks, which was measured later."""
+    entry = closed_form_of(run)
+    if run.bounds.closed_form is not None or entry is None or "metrics" not in entry:
+        return run
+    metrics = from_json(ClosedFormMetrics, entry["metrics"])
+    metrics = replace(metrics, class_il={size: metrics.class_il[size] for size in run.group_sizes})
+    return replace(run, bounds=replace(run.bounds, closed_form=metrics))
+
+
+def describe_closed_form(run: Results) -> str:
+    """Return the sentence about the closed form of a run."""
+    closed = run.bounds.closed_form
+    if closed is None:
+        return ""
+    flips = ", mirror images added to the sums" if closed.flips else ""
+    return f"Closed form: {closed.classifier} on {closed.space}{flips}, chosen on held-out images; nothing is trained."
 
 
 def write_compact(path: Path, content: Mapping[str, Any]) -> None:

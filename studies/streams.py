@@ -19,7 +19,7 @@ from cps.experiments.recipes import RECIPES
 from cps.runtime.environment import describe_device, versions
 from studies.ablation import selectors_around
 from studies.measurement import is_task_found, percent
-from studies.published import describe_machine, markdown, read_json, write_compact
+from studies.published import closed_form_run, describe_machine, markdown, read_json, write_compact
 from studies.unknown_images import measure_rejection
 
 RATES = (0.001, 0.002, 0.005, 0.02, 0.05, 0.2, 0.5, 0.9)  # most are not among the rates that a stream assumes
@@ -113,6 +113,10 @@ def selectors_table() -> str:
             for key in ("class", "task")
         ]
         rows.append([RENAMED_SELECTORS.get(name, name), *cells])
+    closed = [[closed_form_run(f"cifar100-10-{order}") for order in orders] for orders in ((1993,), (1605, 2022))]
+    if all(run for runs in closed for run in runs):
+        cells = [_mean([run[key]["1"] for run in runs if run]) for runs in closed for key in ("ACC", "task found")]
+        rows.append(["closed form", *cells])
     head = [f"{label}, {training}" for training in results for label in ("one image", "task found")]
     return markdown(["selector", *head], rows, f"In %, 10,000 test images; {_describe_models()}.")
 

@@ -18,12 +18,15 @@ from cps.experiments.aggregate import (
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.report import group_size_table
 from cps.experiments.results import Results
-from studies import one_image
+from studies import closed_forms, fusion_settings, one_image
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
 from studies.published import (
     ROOT,
+    closed_form_accuracy,
+    closed_form_of,
+    describe_closed_form,
     describe_machine,
     describe_runs,
     markdown,
@@ -56,7 +59,38 @@ def digits_table() -> str:
     """Return the table of the demo in the README."""
     run = read_run("digits")
     note = f"One run, seed {run.seed}, {describe_machine(run.device, run.versions)}; learning the five tasks took "
-    return markdown(*group_size_table(run), f"{note}{run.seconds.learn:.0f} s.")
+    return markdown(*group_size_table(run), f"{note}{run.seconds.learn:.0f} s. {describe_closed_form(run)}")
+
+
+def frozen_or_cps_table() -> str:
+    """Return the table of cps beside a closed form over features that nobody trained for the tasks."""
+    labels = {
+        "digits": ("digits, 5 tasks", "20 + 2 x 10 epochs", "Fusion"),
+        "cub200": ("bird photos (CUB-200), 4 tasks, pretrained ResNet-18", "40 + 30 epochs", "Cascade"),
+        "cifar100-10": ("CIFAR-100, 10 tasks", "the paper's training", "Cascade"),
+        "cifar100-10-single": ("CIFAR-100, 10 tasks", "trained for single images", "Cascade"),
+        "cifar100-20-single": ("CIFAR-100, 20 tasks", "trained for single images", "Cascade"),
+        "cifar100-50": ("CIFAR-100, 50 tasks", "the paper's training", "Cascade"),
+    }
+    rows = []
+    for recipe, (data, training, selector) in labels.items():
+        runs = [read_run("digits")] if recipe == "digits" else published_runs(recipe)
+        known = format_mean([run.task_il.ACC for run in runs])
+        entries = [entry for run in runs if (entry := closed_form_of(run)) is not None]
+        assert len(entries) == len(runs), f"the closed form of {recipe} was not measured"
+        cells = [known, format_mean([entry["task known"] for entry in entries])]
+        for size in (20, 1):
+            cells = [mean_accuracy(runs, selector, size), closed_form_accuracy(runs, size), *cells]
+        rows.append([data, training, *cells, str(len(runs))])
+    head = ["data", "cps", "one image: cps", "closed form", "groups of 20: cps", "closed form", "task known: cps"]
+    note = (
+        "Test images, ACC in %; mean and standard deviation over class orders. cps selects with `Fusion` on the digits "
+    )
+    note += (
+        "and with `Cascade` elsewhere: those runs are older than the fusion. The closed forms are those of the table "
+    )
+    note += "above."
+    return markdown([*head, "closed form", "orders"], rows, note)
 
 
 def speed_table(name: str) -> str:
@@ -84,10 +118,31 @@ def whole_run_table() -> str:
     return markdown([*head, "groups of 20 (%)", "one image (%)"], rows, note)
 
 
+def many_tasks_table() -> str:
+    """Return the table of what a prediction costs with ten, a hundred and a thousand tasks."""
+    found = read_json("many-tasks-cpu")
+    rows = [
+        [
+            f"{int(tasks):,}",
+            *(f"{1e3 * row[f'batch of {batch}']:.1f}" for batch in (1, 128)),
+            f"{row['learning a task']:.2f}",
+            f"{row['bytes of a task'] / 1024:.0f}",
+            f"{row['accuracy']:.1f}",
+        ]
+        for tasks, row in found["tasks"].items()
+    ]
+    note = f"Tasks of two classes, 8 x 8 images, a small network, one thread. With {max(map(int, found['tasks'])):,} "
+    note += f"tasks, {found['likely']:.1f}% of {found['images']:,} images are right if the likely subnetworks run and "
+    note += f"{found['all']:.1f}% if all do. {describe_machine(found['device'], found['versions'])}."
+    head = ["tasks", "one image (ms)", "128 images (ms)", "learning a task (s)", "statistics of a task (KiB)"]
+    return markdown([*head, "right (%)"], rows, note)
+
+
 def paper_table(make: Callable[[Sequence[Results]], Table], *recipes: str) -> str:
     """Return a table of the published runs with a note about them."""
     runs = published_runs(*recipes)
-    return markdown(*make(runs), describe_runs(runs))
+    closed = dict.fromkeys(filter(None, map(describe_closed_form, runs)))
+    return markdown(*make(runs), " ".join([describe_runs(runs), *closed]))
 
 
 def cifar_table() -> str:
@@ -97,10 +152,13 @@ def cifar_table() -> str:
         runs = published_runs(f"cifar100-{tasks}")
         cells = [mean_accuracy(runs, *which) for which in (("Cascade", 1), ("MaxOutput", 1), ("Cascade", 20))]
         cells.append(format_mean([run.task_il.ACC for run in runs]))
+        cells += [closed_form_accuracy(runs, size) for size in (1, 20)]
         cells.append(format_mean([run.subnetworks[-1].taken for run in runs]))
         rows.append([f"{tasks} tasks of {100 // tasks}", *cells, str(len(runs))])
-    head = ["CIFAR-100 (%)", "one image", "one image, paper's selector", "groups of 20", "task known", "weights taken"]
-    return markdown([*head, "orders"], rows, describe_runs(published_runs("cifar100-10")))
+    head = ["CIFAR-100 (%)", "one image", "one image, paper's selector", "groups of 20", "task known"]
+    head += ["closed form, one image", "closed form, groups of 20", "weights taken", "orders"]
+    runs = published_runs("cifar100-10")
+    return markdown(head, rows, f"{describe_runs(runs)} {describe_closed_form(runs[0])}")
 
 
 def model_files_table() -> str:
@@ -169,6 +227,13 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "single-cost": one_image.cost_table,
         "choice": choice_table,
         "ablation": ablation_table,
+    },
+    "docs/closed-form.md": {
+        "closed-forms": closed_forms.accuracy_table,
+        "closed-forms-choice": closed_forms.choice_table,
+        "frozen-or-cps": frozen_or_cps_table,
+        "fusion-settings": fusion_settings.settings_table,
+        "many-tasks": many_tasks_table,
     },
     "docs/method.md": {"capacity": capacity_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},

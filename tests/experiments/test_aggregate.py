@@ -17,7 +17,7 @@ from cps.experiments.aggregate import (
 from cps.experiments.published import PUBLISHED
 from cps.experiments.results import Bounds, read_results
 from cps.methods.joint import JointMetrics
-from experiments.fake_results import make_metrics, make_results
+from experiments.fake_results import make_closed_form, make_metrics, make_results
 
 
 def test_runs_of_a_recipe_become_one_row_with_mean_and_standard_deviation():
@@ -50,6 +50,39 @@ def test_evaluations_with_mirror_images_and_bounds_have_their_own_rows():
         ["demo", "finetuning", "1", "20.0"], ["demo", "joint training", "1", "90.0"],
         ["demo, flips", "task known", "1", "80.0"], ["demo, flips", "MaxOutput", "1", "40.0"],
     ]  # fmt: skip
+
+
+def test_closed_forms_have_a_row_in_every_table_also_where_they_are_better():
+    runs = [make_results(order=order, shift=shift, bounds=Bounds(closed_form=make_closed_form(60, shift)))
+            for order, shift in ((0, 0.0), (1, 2.0))]  # fmt: skip
+    label = "closed form (LDA, RandomReLU)"
+    _, rows = accuracy_table(runs)
+    assert [row for row in rows if row[1] == label] == [["demo", label, "2", "61.0 ± 1.4", "71.0 ± 1.4"]]
+    head, rows = metrics_table(runs)
+    assert [row[1:4] for row in rows] == [
+        ["MaxOutput", "1", "41.0 ± 1.4"], ["MaxOutput", "20", "71.0 ± 1.4"],
+        [label, "1", "61.0 ± 1.4"], [label, "20", "71.0 ± 1.4"],
+    ]  # fmt: skip
+    head, rows = task_table(runs, 20)
+    assert head[-1] == f"demo, {label}, groups of 20"
+    assert [row[-1] for row in rows] == ["66.0 ± 1.4", "76.0 ± 1.4"]
+
+
+def test_closed_forms_in_different_spaces_or_at_other_group_sizes_are_not_averaged():
+    other = make_closed_form(50, space="Pretrained()", sizes=(1,))
+    runs = [
+        make_results(bounds=Bounds(closed_form=make_closed_form(60))),
+        make_results(order=1, bounds=Bounds(closed_form=other)),
+        make_results(order=2),
+    ]
+    _, rows = accuracy_table(runs)
+    assert [row[1:] for row in rows if "closed" in row[1]] == [
+        ["closed form (LDA, RandomReLU)", "1", "60.0", "70.0"], ["closed form (LDA, Pretrained)", "1", "50.0", ""],
+    ]  # fmt: skip
+    _, rows = metrics_table(runs)
+    assert [row[1] for row in rows] == ["MaxOutput", "MaxOutput"]  # no closed form that all runs have
+    head, _ = task_table([runs[1]], 20)
+    assert len(head) == 3
 
 
 def test_the_task_table_has_a_row_for_each_task():

@@ -8,7 +8,7 @@ import pytest
 from cps.evaluation.weight_sharing import LayerSharing
 from cps.experiments import plots
 from cps.experiments.results import Bounds
-from experiments.fake_results import make_metrics, make_results
+from experiments.fake_results import make_closed_form, make_metrics, make_results
 
 
 @pytest.mark.parametrize("tasks", [2, 20, 21, 60])
@@ -38,6 +38,21 @@ def test_runs_are_plotted_by_the_selectors_and_sizes_that_all_have(tmp_path):
     for number, figure in enumerate((plots.plot_group_sizes(runs), plots.plot_mean_history(runs, 20))):
         figure.savefig(tmp_path / f"{number}.png")
         assert (tmp_path / f"{number}.png").stat().st_size > 1000
+
+
+def test_a_closed_form_has_a_curve_of_its_history_and_of_its_group_sizes():
+    label = "closed form (LDA, RandomReLU)"
+    run = make_results(bounds=Bounds(closed_form=make_closed_form(60)))
+    drawn = {
+        plots.plot_accuracy_history(run): (f"{label}, one image", [70.0, 60.0]),
+        plots.plot_mean_history([run, run], 20): (f"{label}, one image", [70.0, 60.0]),
+        plots.plot_group_sizes([run, run]): (label, [60.0, 70.0]),
+    }
+    for figure, (name, curve) in drawn.items():
+        (line,) = [line for line in figure.axes[0].get_lines() if line.get_label() == name]
+        assert line.get_ydata() == pytest.approx(curve)
+    for figure in (plots.plot_group_sizes([run, make_results()]), plots.plot_mean_history([run, make_results()], 20)):
+        assert not any("closed" in str(line.get_label()) for line in figure.axes[0].get_lines())
 
 
 def test_the_curves_of_the_paper_are_drawn_beside_ours():

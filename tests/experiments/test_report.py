@@ -4,7 +4,7 @@ import pytest
 
 from cps.experiments.report import group_size_table, write_report
 from cps.experiments.results import Bounds, Results, read_results
-from experiments.fake_results import make_metrics, make_results
+from experiments.fake_results import make_closed_form, make_metrics, make_results
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,19 @@ def test_text_from_files_is_escaped(tmp_path):
     assert "<i>" not in page
     assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") > 5
     assert page.count("<h1>") == 3  # one of them about both runs
+
+
+def test_a_closed_form_has_a_row_a_card_and_a_fact_also_where_it_is_better(tmp_path):
+    run = make_results(bounds=Bounds(closed_form=make_closed_form(60)))
+    _, rows = group_size_table(run)
+    assert rows[1:] == [["cps MaxOutput", "40.0", "70.0"], ["closed form (LDA, RandomReLU)", "60.0", "70.0"]]
+    write_report(tmp_path / "report.html", [run])
+    page = (tmp_path / "report.html").read_text()
+    card = "<b>60.0%</b>closed form (LDA, RandomReLU), which trains nothing, one image"
+    assert f'<li class="closed_form">{card}</li>' in page
+    assert "LDA(shrinkage=0.1) on RandomReLU(size=9); 2.5 seconds, keeps 1.0 MiB" in page
+    write_report(tmp_path / "report.html", [make_results()])
+    assert '<li class="closed_form">' not in (tmp_path / "report.html").read_text()
 
 
 def test_the_table_by_group_size_has_the_bounds_only_for_single_images():

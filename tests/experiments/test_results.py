@@ -1,11 +1,13 @@
 """results.json: one typed reader and writer, for files of every version."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cps.experiments.results import Results, read_results, write_results
+from experiments.fake_results import make_closed_form
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted((ROOT / "benchmarks" / "results").rglob("*.json"))
@@ -92,6 +94,20 @@ def test_another_file_is_rejected(tmp_path, text):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match="no run at '.*nowhere'; pass the folder of a run"):
         read_results(tmp_path / "nowhere")
+
+
+def test_the_closed_form_is_a_bound_that_earlier_files_do_not_have(tmp_path):
+    results = read_results(ROOT / "benchmarks" / "results" / "digits.json")
+    early = json.loads((ROOT / "tests" / "fixtures" / "version0" / "results.json").read_text())
+    assert Results.decode(early).bounds.closed_form is None
+    bounds = replace(results.bounds, closed_form=make_closed_form(60))
+    write_results(tmp_path / "results.json", replace(results, bounds=bounds))
+    assert read_results(tmp_path / "results.json").bounds.closed_form == bounds.closed_form
+    data = json.loads((tmp_path / "results.json").read_text())
+    assert data["bounds"]["closed_form"]["class_il"]["20"]["ACC"] == 70
+    set_entry(data, "much", "bounds", "closed_form", "kept", "means")
+    with pytest.raises(ValueError, match="'bounds.closed_form.kept.means' must be an integer"):
+        Results.decode(data)
 
 
 def test_unknown_keys_of_newer_versions_are_ignored():

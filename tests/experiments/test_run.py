@@ -81,6 +81,38 @@ def test_joint_training_uses_its_own_settings_if_the_recipe_has_them(tmp_path, f
     assert digits._training_of(Joint.name) == digits.recipe.train
 
 
+def test_the_closed_form_runs_with_the_bounds_and_is_measured_once(tmp_path, fabric, monkeypatch):
+    recipe = RECIPES["digits"]().with_scaled_epochs(0.01)
+    progress = []
+    run = Run(recipe, tmp_path, fabric, tasks=2, group_sizes=(1, 5), on_progress=progress.append)
+    scenario = replace(recipe.scenario(None, None), tasks=recipe.scenario(None, None).tasks[:2])
+    closed = run._run_bounds(scenario).closed_form
+    assert (closed.space, closed.flips) == ("RandomReLU(size=1000)", False)
+    assert list(closed.class_il) == [1, 5]
+    assert closed.class_il[1].ACC > 97
+    assert [(at.epoch, at.epochs) for at in progress if at.phase == "closed form"] == [(1, 2), (2, 2)]
+    assert run._run_bounds(scenario).closed_form == closed  # read, not measured again
+    assert [at.phase for at in progress].count("closed form") == 2
+    fewer = replace(run, group_sizes=(5,))._run_bounds(scenario).closed_form
+    assert fewer == replace(closed, class_il={5: closed.class_il[5]})
+    more = replace(run, group_sizes=(2,))._run_bounds(scenario).closed_form
+    assert list(more.class_il) == [2]
+    assert [at.phase for at in progress].count("closed form") == 4
+
+
+def test_the_closed_form_of_a_pretrained_recipe_reads_its_weights_and_adds_mirror_images(tmp_path, fabric, monkeypatch):
+    monkeypatch.setattr(datasets, "IMAGE_SIZE", 16)
+    write_image_folder(tmp_path / "train", class_names(200), images=1)
+    write_image_folder(tmp_path / "test", class_names(200), images=1, seed=5)
+    save_file(large_resnet18().state_dict(), tmp_path / "weights.safetensors")
+    recipe = RECIPES["cub200"]()
+    run = Run(recipe, tmp_path / "run", fabric, data=tmp_path, weights=tmp_path / "weights.safetensors")
+    scenario = recipe.scenario(tmp_path, None)
+    closed = run._run_closed_form(replace(scenario, tasks=scenario.tasks[:2]))
+    assert (closed.space, closed.flips) == ("Pretrained()", True)
+    assert closed.kept["weights"] > 4e7
+
+
 def quick_run(folder, fabric, **changes):
     recipe = replace(RECIPES["digits"]().with_scaled_epochs(0.05), **changes)
     return Run(recipe, folder, fabric, tasks=1, bounds=False, group_sizes=(5, 1))
@@ -111,7 +143,7 @@ def test_a_folder_of_an_early_version_is_recognised_despite_renamed_settings(tmp
     recipe = replace(recipe, train=replace(recipe.train, epochs=train), retrain=replace(recipe.retrain, epochs=retrain))
     tasks = recipe.scenario(None, None).tasks[: note["tasks"]]
     Run(recipe, tmp_path, fabric)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
-    other = replace(recipe, selectors=(cps.Cascade(temperature=9.0), *recipe.selectors[1:]))
+    other = replace(recipe, selectors=(cps.Cascade(temperature=9.0), cps.MaxOutput()))
     with pytest.raises(ValueError, match="holds another run .selector Cascade"):
         Run(other, tmp_path, fabric)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
 

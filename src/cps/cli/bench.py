@@ -30,7 +30,7 @@ def bench(
         str | None, typer.Option(help="The selector that predicts. Default: the first of the recipe.")
     ] = None,
     flips: Annotated[bool, typer.Option(help="Also evaluate with mirror images.")] = False,
-    bounds: Annotated[bool, typer.Option(help="Also run finetuning and joint training.")] = True,
+    bounds: Annotated[bool, typer.Option(help="Also run finetuning, joint training and a closed form.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Number of processes per machine, one for each device.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",

@@ -67,6 +67,9 @@ def accuracy_table(runs: Sequence[Results]) -> Table:
             found = [run.class_il[selector] for run in same if selector in run.class_il]
             cells = [_cell([by_size[size].ACC for by_size in found if size in by_size], len(found)) for size in sizes]
             rows.append([name, selector, str(len(found)), *cells])
+        for label, closed in closed_forms(same).items():
+            cells = [_cell([each[size].ACC for each in closed if size in each], len(closed)) for size in sizes]
+            rows.append([name, label, str(len(closed)), *cells])
         for bound, label in BOUNDS.items():
             metrics = [getattr(run.bounds, bound) for run in same]
             accuracies = [each.ACC for each in metrics if each is not None]
@@ -84,8 +87,11 @@ def metrics_table(runs: Sequence[Results]) -> Table:
     for name, same in group_runs(runs).items():
         selectors, sizes = common_selectors_and_sizes(same)
         defaults = sorted({run.default_selector for run in same} & set(selectors))
-        for selector, size in [(name, size) for name in defaults for size in METRICS_SIZES if size in sizes]:
-            metrics = [run.class_il[selector][size] for run in same]
+        measured = {selector: [run.class_il[selector] for run in same] for selector in defaults}
+        measured |= {label: each for label, each in closed_forms(same).items() if len(each) == len(same)}
+        shown = [(label, size) for label in measured for size in METRICS_SIZES if size in sizes]
+        for selector, size in [(label, size) for label, size in shown if all(size in each for each in measured[label])]:
+            metrics = [by_size[size] for by_size in measured[selector]]
             cells = [
                 format_mean([each.ACC for each in metrics]),
                 format_mean([each.AIA for each in metrics]),
@@ -94,7 +100,8 @@ def metrics_table(runs: Sequence[Results]) -> Table:
                 format_mean([float(np.nanmean(each.selection[-1])) for each in metrics if each.selection is not None]),
                 _top5(metrics),
             ]
-            rows.append([name, selector, str(size), *cells, _published(same[0].recipe, size)])
+            paper = _published(same[0].recipe, size) if selector in defaults else ""
+            rows.append([name, selector, str(size), *cells, paper])
     head = ["recipe", "selector", "group size", "ACC", "AIA", "AIA over images", "BWT", "selection", "top-5", "paper"]
     return head, rows
 
@@ -107,6 +114,9 @@ def task_table(runs: Sequence[Results], size: int) -> Table:
         selectors, sizes = common_selectors_and_sizes(same)
         for selector in selectors if size in sizes else []:
             metrics[f"{selector}, {describe_group_size(size)}"] = [run.class_il[selector][size] for run in same]
+        for label, closed in closed_forms(same).items():
+            if all(size in by_size for by_size in closed):
+                metrics[f"{label}, {describe_group_size(size)}"] = [by_size[size] for by_size in closed]
         for label, each in metrics.items():
             by_task = zip(*(entry.accuracy[-1].tolist() for entry in each), strict=True)
             columns[f"{name}, {label}"] = [format_mean(values) for values in by_task]
@@ -116,6 +126,15 @@ def task_table(runs: Sequence[Results], size: int) -> Table:
         for task in range(tasks)
     ]
     return ["task", *columns], rows
+
+
+def closed_forms(runs: Sequence[Results]) -> dict[str, list[dict[int, Metrics]]]:
+    """Return the metrics by group size of the closed forms of some runs, by the name of space and classifier."""
+    found: dict[str, list[dict[int, Metrics]]] = {}
+    for run in runs:
+        if run.bounds.closed_form is not None:
+            found.setdefault(run.bounds.closed_form.label, []).append(run.bounds.closed_form.class_il)
+    return found
 
 
 def accuracy_over_images(run: Results, accuracy: Matrix) -> list[float]:

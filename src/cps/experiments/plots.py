@@ -8,13 +8,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cps.evaluation.metrics import Matrix, Metrics, backward_transfer, history
-from cps.experiments.aggregate import common_selectors_and_sizes, describe_group_size
+from cps.experiments.aggregate import closed_forms, common_selectors_and_sizes, describe_group_size
 from cps.experiments.published import PUBLISHED
 from cps.experiments.results import Results
 
-COLOURS = {"ours": "#0b5cad", "upper_bound": "#4b9b5f", "other": "#d98c1f", "low": "#b8322f", "grey": "#777777"}
+COLOURS = {
+    "ours": "#0b5cad",
+    "ours_too": "#6fa8dc",
+    "upper_bound": "#4b9b5f",
+    "other": "#d98c1f",
+    "low": "#b8322f",
+    "grey": "#777777",
+    "closed_form": "#7a4ea3",
+}
 SELECTOR_COLOURS = {
-    "Cascade": "ours",
+    "Fusion": "ours",
+    "SharedSpace": "closed_form",
+    "Cascade": "ours_too",
     "MaxOutput": "other",
     "ImportanceSignature": "low",
     "ImportanceSignature-L1": "grey",
@@ -35,6 +45,11 @@ def plot_accuracy_history(results: Results) -> Figure:
     for size, style in zip(_shown_sizes(results), ("o-", "o--"), strict=False):
         curve = history(results.default_metrics[size].accuracy)
         _line(axes, tasks, curve, style, COLOURS["ours"], _our_label(results, size))
+    for label, (by_size,) in closed_forms([results]).items():
+        size = results.group_sizes[0]
+        if size in by_size:
+            curve, name = history(by_size[size].accuracy), f"{label}, {describe_group_size(size)}"
+            axes.plot(tasks, curve, "D-", color=COLOURS["closed_form"], markersize=4, label=name)
     if results.bounds.finetuning is not None:
         curve = history(results.bounds.finetuning.accuracy)
         axes.plot(tasks, curve, "v-", color=COLOURS["low"], label="finetuning")
@@ -116,6 +131,8 @@ def plot_mean_history(runs: Sequence[Results], size: int) -> Figure:
         if selector in selectors and each in sizes:
             metrics = [run.class_il[selector][each] for run in runs]
             shown[f"cps {selector}, {describe_group_size(each)}"] = (metrics, COLOURS["ours"], style)
+    for label, closed in _closed_forms_of_all(runs, [1]).items():
+        shown[f"{label}, one image"] = ([by_size[1] for by_size in closed], COLOURS["closed_form"], "D-")
     for label, (metrics, colour, style) in shown.items():
         curves = np.array([history(each.accuracy) for each in metrics])
         _mean_line(axes, tasks, curves, style, colour, label)
@@ -140,6 +157,9 @@ def plot_group_sizes(runs: Sequence[Results]) -> Figure:
         curves = np.array([[run.class_il[selector][size].ACC for size in sizes] for run in runs])
         style, colour = ("o-", SELECTOR_COLOURS[selector]) if selector in SELECTOR_COLOURS else next(others)
         _mean_line(axes, range(len(sizes)), curves, style, COLOURS[colour], selector)
+    for label, closed in _closed_forms_of_all(runs, sizes).items():
+        curves = np.array([[by_size[size].ACC for size in sizes] for by_size in closed])
+        _mean_line(axes, range(len(sizes)), curves, "D-", COLOURS["closed_form"], label)
     upper_bound = float(np.mean([run.task_il.ACC for run in runs]))
     axes.axhline(upper_bound, color=COLOURS["upper_bound"], linestyle="--", label=TASK_KNOWN)
     axes.set_xticks(range(len(sizes)), [str(size) for size in sizes])
@@ -180,6 +200,15 @@ def plot_taken_weights(results: Results) -> Figure:
     _number_ticks(axes, tasks)
     _decorate(axes, "task", "share of all weights (%)")
     return figure
+
+
+def _closed_forms_of_all(runs: Sequence[Results], sizes: Sequence[int]) -> dict[str, list[dict[int, Metrics]]]:
+    """Return the closed forms that all runs have, with all of these group sizes."""
+    return {
+        label: found
+        for label, found in closed_forms(runs).items()
+        if len(found) == len(runs) and all(size in by_size for by_size in found for size in sizes)
+    }
 
 
 def draw_light_grid(axes: Axes) -> None:

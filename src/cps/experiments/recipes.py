@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cps.closed_form.spaces import Pretrained, RandomPatches
 from cps.config import SETTINGS
 from cps.data.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
 from cps.data.datasets import (
@@ -251,6 +252,23 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
     )
 
 
+def with_fusion(make: Callable[[], Recipe], task_weight: float, class_weight: float) -> Recipe:
+    """Return a recipe that selects with a fusion and keeps its other selectors.
+
+    `studies.fusion_settings` measures other weights for a recipe on held-out images.
+    """
+    recipe = make()
+    cascade = next(selector for selector in recipe.selectors if isinstance(selector, Cascade))
+    space = Pretrained() if recipe.pretrained is not None else RandomPatches(250)
+    fusion = Fusion(SharedSpace(space, flips=True), cascade, task_weight, class_weight)
+    return replace(
+        recipe,
+        name=f"{recipe.name}-fusion",
+        about=f"{recipe.name} with a fusion of cascade and closed form",
+        selectors=(fusion, *recipe.selectors),
+    )
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits": digits,
     "cifar100-5": partial(cifar100, 5),
@@ -269,3 +287,10 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "imagenet1000-adam": partial(imagenet, 1000, Adam(1e-2, weight_decay=1e-4), "-adam"),
     "cub200": cub200,
 }
+# The weights of the fusion are not measured yet where training is long.
+RECIPES |= {f"{name}-fusion": partial(with_fusion, RECIPES[name], 0.25, 0.25) for name in (
+    "cifar100-5", "cifar100-10", "cifar100-20", "cifar100-50", "cub200"
+)}  # fmt: skip
+RECIPES |= {f"{name}-fusion": partial(with_fusion, RECIPES[name], 1.0, 1.0) for name in (
+    "cifar100-5-single", "cifar100-10-single", "cifar100-20-single", "cifar100-b50-single"
+)}  # fmt: skip

@@ -13,6 +13,7 @@ from cps.experiments.aggregate import (
     BOUNDS,
     Table,
     accuracy_table,
+    closed_forms,
     describe_group_size,
     describe_training,
     group_runs,
@@ -73,6 +74,8 @@ def group_size_table(run: Results) -> Table:
             for selector, by_size in evaluation.class_il.items():
                 cells = [_percent(by_size[size].ACC) if size in by_size else "" for size in sizes]
                 rows.append([f"cps {selector}{suffix}", *cells])
+    for label, (by_size,) in closed_forms([run]).items():
+        rows.append([label, *(_percent(by_size[size].ACC) if size in by_size else "" for size in sizes)])
     for bound, label in BOUNDS.items():
         metrics = getattr(run.bounds, bound)
         if metrics is not None:
@@ -132,7 +135,8 @@ def _figures(run: Results) -> list[HtmlFigure]:
     has_large = large != smallest
     figures: list[tuple[bool, str, Callable[[], Figure]]] = [
         (True, "Accuracy after each task. A method that forgets loses accuracy. The gap between the blue lines and the "
-         "green line is the cost of not knowing the task.", lambda: plots.plot_accuracy_history(run)),
+         "green line is the cost of not knowing the task. The closed form (purple, where it was measured) computes a "
+         "classifier from sums over fixed features and trains nothing.", lambda: plots.plot_accuracy_history(run)),
         (True, "Accuracy by group size after the last task. The images of a group are known to share a task; group "
          "size 1 assumes nothing.", lambda: plots.plot_group_sizes([run])),
         (True, f"Accuracy of the predicted class and of the selected task for {describe_group_size(smallest)}.",
@@ -179,6 +183,11 @@ def _cards(run: Results) -> list[Card]:
         Card("upper_bound", f"{_percent(run.task_il.ACC)}%", "task-IL accuracy (task known)"),
         Card("upper_bound", f"{_percent(run.task_il.BWT)}%", "forgotten (task-IL BWT)"),
     ]
+    for label, (by_size,) in closed_forms([run]).items():
+        size = run.group_sizes[0]
+        if size in by_size:
+            text = f"{label}, which trains nothing, {describe_group_size(size)}"
+            cards.append(Card("closed_form", f"{_percent(by_size[size].ACC)}%", text))
     if run.bounds.finetuning is not None:
         cards.append(Card("low", f"{_percent(run.bounds.finetuning.ACC)}%", "finetuning, which forgets"))
     return cards
@@ -194,9 +203,22 @@ def _facts(run: Results) -> dict[str, str]:
         "shared weights": "not recorded" if run.weights is None else f"{run.weights:,}",
         "training": describe_training(run),
         "selector": run.default_selector,
+        **_closed_form_fact(run),
         "protocol": f"Measured after the last epoch. Nothing was chosen on test images{exception}. Groups are "
         "drawn at random within a task. If the task of a group is mistaken, all of its images count as wrong. Mirror "
         "images are used only in rows marked 'flips'.",
+    }
+
+
+def _closed_form_fact(run: Results) -> dict[str, str]:
+    closed = run.bounds.closed_form
+    if closed is None:
+        return {}
+    kept = sum(size for name, size in closed.kept.items() if name != "weights")
+    flips = ", mirror images added" if closed.flips else ""
+    return {
+        "closed form": f"{closed.classifier} on {closed.space}{flips}; {closed.seconds:.1f} seconds, keeps "
+        f"{kept / 2**20:.1f} MiB"
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from cps.data.rotations import Rotations
 from cps.evaluation.metrics import Evaluation, Metrics
 from cps.evaluation.weight_sharing import LayerSharing
+from cps.methods.closed_form_metrics import ClosedFormMetrics
 from cps.methods.joint import JointMetrics
 from cps.network.capacity import Capacity
 from cps.selection.cascade import Cascade
@@ -38,10 +39,15 @@ class MillisecondsPerImage:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What finetuning and joint training reach; None if they were not run."""
+    """What other methods reach; None if they were not run.
+
+    Finetuning is a lower bound, joint training an upper bound, and a closed form over fixed features, which trains
+    nothing, the bar that training should clear. Early files have no `closed_form`.
+    """
 
     finetuning: Metrics | None = None
     joint: JointMetrics | None = None
+    closed_form: ClosedFormMetrics | None = None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from cps.closed_form.spaces import Pretrained
+from cps.data.augmentation import Flip
 from cps.data.tasks import Scenario
 from cps.evaluation.evaluator import evaluate
 from cps.evaluation.weight_sharing import WeightSharing, measure_weight_sharing
@@ -32,19 +34,21 @@ from cps.experiments.results import (
 )
 from cps.learner import Learner
 from cps.loading import load
+from cps.methods.closed_form import ClosedForm
+from cps.methods.closed_form_metrics import ClosedFormMetrics, measure_closed_form
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
 from cps.methods.single_head import SingleHeadTrainer
 from cps.network.backbones import Builtin
 from cps.network.cost import measure_costs
 from cps.network.shared import SharedNetwork
-from cps.runtime.devices import precision_of
+from cps.runtime.devices import on_rank_zero, precision_of
 from cps.runtime.environment import describe_device, versions
 from cps.selection.statistics import missing_statistics
 from cps.storage.atomic import remove, write_json
 from cps.storage.json_codec import from_json, to_json
 from cps.storage.lock import locked
-from cps.storage.settings_codec import stable_str
+from cps.storage.settings_codec import contains_setting, stable_str
 from cps.training.progress import Progress
 from cps.training.settings import Training
 from cps.training.trainer import Epoch
@@ -76,8 +80,8 @@ class Run:
     """One run of a recipe: the folder it writes to, and what distinguishes it from other runs.
 
     `tasks` limits the run to the first tasks. `data` is the folder of the data set, `weights` the file of pretrained
-    weights. With `bounds`, finetuning and joint training run too, and with `flips` the evaluation is repeated with
-    mirror images.
+    weights. With `bounds`, finetuning, joint training and a closed form run too, and with `flips` the evaluation is
+    repeated with mirror images.
     """
 
     recipe: Recipe
@@ -107,7 +111,7 @@ class Run:
         self._claim_folder(scenario)
         learner = self._learn(scenario)
         start = time.monotonic()
-        sizes = sorted(set(self.group_sizes or self.recipe.group_sizes))
+        sizes = self._sizes
         evaluation = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed)
         flips = evaluate(learner, scenario, group_sizes=sizes, seed=self.seed, flips=True) if self.flips else None
         seconds = Seconds(learn=self._learning_seconds(), evaluate=time.monotonic() - start)
@@ -189,7 +193,36 @@ class Run:
                     remove(checkpoint)
                 self.fabric.barrier()
         names = (Finetuning.name, Joint.name)
-        return from_json(Bounds, {name: json.loads((self.out / f"{name}.json").read_text()) for name in names})
+        bounds = from_json(Bounds, {name: json.loads((self.out / f"{name}.json").read_text()) for name in names})
+        return replace(bounds, closed_form=self._run_closed_form(scenario))
+
+    def _run_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
+        """Measure a closed form, or read its results if it was measured at these group sizes before."""
+        path = self.out / "closed_form.json"
+        found = from_json(ClosedFormMetrics, json.loads(path.read_text())) if path.exists() else None
+        self.fabric.barrier()
+        if found is None or not set(self._sizes) <= set(found.class_il):
+            on_rank_zero(self.fabric, lambda: write_json(path, to_json(self._measure_closed_form(scenario))))
+            found = from_json(ClosedFormMetrics, json.loads(path.read_text()))
+        return replace(found, class_il={size: found.class_il[size] for size in self._sizes})
+
+    def _measure_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
+        has_weights = self.recipe.pretrained is not None
+        method = ClosedForm(
+            Pretrained() if has_weights else None,
+            backbone=self._make_backbone() if has_weights else None,
+            normalize=self.recipe.normalize,
+            flips=contains_setting(self.recipe.augment, Flip),
+            pooled=True,  # no task is forgotten here
+            device=self.fabric.device,
+        )
+        return measure_closed_form(
+            method,
+            list(scenario),
+            group_sizes=self._sizes,
+            seed=self.seed,
+            on_task=lambda done: self._report_closed_form(done, len(scenario)),
+        )
 
     def _single_head_trainer(self, scenario: Scenario, method: str) -> SingleHeadTrainer:
         phases = len(scenario) if method == Finetuning.name else 1
@@ -219,6 +252,9 @@ class Run:
         done, total = phase * epochs + epoch.done, phases * epochs
         self._report(RunProgress(method, phase, phases, epoch.done, epochs, epoch.loss, done, total))
 
+    def _report_closed_form(self, done: int, tasks: int) -> None:
+        self._report(RunProgress(ClosedForm.name, done - 1, tasks, done, tasks, None, done, tasks))
+
     def _report(self, progress: RunProgress) -> None:
         if self.on_progress is not None:
             self.on_progress(progress)
@@ -244,6 +280,11 @@ class Run:
             raise ValueError(
                 f"'{self.out}' holds another run ({', '.join(differing)}); choose another --out or delete it"
             )
+
+    @property
+    def _sizes(self) -> list[int]:
+        """The group sizes to evaluate."""
+        return sorted(set(self.group_sizes or self.recipe.group_sizes))
 
     @cached_property
     def _training_settings(self) -> dict[str, Any]:
