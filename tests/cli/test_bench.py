@@ -15,6 +15,7 @@ def test_finetuning_forgets_and_cps_does_not(digits_run):
     assert results["bounds"]["finetuning"]["BWT"] > 50
     assert results["class_il"]["MaxOutput"]["20"]["ACC"] > results["bounds"]["finetuning"]["ACC"]
     assert "finetuning" in output
+    assert "closed form" in output
     assert "cps, task known 0.0" in output
 
 
@@ -33,7 +34,11 @@ def test_results_json_has_the_documented_keys(digits_run):
         for entry in by_size.values():
             assert {"ACC", "BWT", "AIA", "accuracy", "selection"} <= set(entry)
             assert [len(row) for row in entry["accuracy"]] == [5] * 5
-    assert set(results["bounds"]) == {"finetuning", "joint"}
+    assert set(results["bounds"]) == {"finetuning", "joint", "closed_form"}
+    closed = results["bounds"]["closed_form"]
+    assert {"space", "classifier", "flips", "task_il", "class_il", "kept", "seconds"} == set(closed)
+    assert list(closed["class_il"]) == ["1", "2", "5", "10", "20", "50"]
+    assert closed["class_il"]["1"]["ACC"] > 97
     assert [entry["task"] for entry in results["subnetworks"]] == [0, 1, 2, 3, 4]
     for cost in ("parameters", "operations"):  # none is larger than the dense network, and some are smaller
         costs = [entry[cost] for entry in results["subnetworks"]]

@@ -4,11 +4,15 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from cps.app.folder_scan import FolderScan
+from cps.closed_form.spaces import Pretrained
+from cps.config import SELECTORS
 from cps.data.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.data.normalize import IMAGENET, Normalize
 from cps.learner import Learner
 from cps.network.backbones import Builtin
 from cps.pruning.nnrelief import NNrelief
+from cps.selection.fusion import Fusion
+from cps.selection.shared_space import SharedSpace
 from cps.training.settings import SGD, Adam, Cosine, Training
 
 SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # pixels of an image's side
@@ -76,6 +80,8 @@ def choose_config(scan: FolderScan, options: Options, *, has_gpu: bool) -> AutoC
         "normalize": IMAGENET if options.pretrained else Normalize(sample.mean, sample.std),
         "seed": options.seed or 0,
     }
+    if options.pretrained:
+        settings["selectors"] = (Fusion(SharedSpace(Pretrained())), *SELECTORS[1:])
     choices = (
         Choice("image size", f"{size.value} x {size.value}", size.reason),
         Choice("backbone", backbone.value, backbone.reason),
