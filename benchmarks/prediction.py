@@ -53,6 +53,8 @@ def benchmark_prediction(fabric: "Fabric") -> list[dict[str, Any]]:
             evidence,
             _fastest_dense(ten, images),
         )
+        features = partial(ten.features, [images], cps.RandomPatches())
+        add_row(f"features of 125 random patches, {images_text}, against one dense pass", features, dense, 1.0)
         if batch < 128:
             add_row(f"ten masked passes, {images_text}, against one dense pass", masked, dense)
         add_row(

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from fuzz.malformed_files import KINDS, make_case, make_model, reseal
 from fuzz.model_files import AuditHook, fuzz, outcome
 
@@ -11,6 +12,7 @@ import cps
 from cps.storage import container as storage
 from cps.storage.container import FileError
 from cps.storage.settings_codec import encode
+from samples import conv_net, make_task
 
 HOOK = AuditHook()
 
@@ -91,3 +93,22 @@ def test_loading_needs_no_memory_for_large_images(folder, model):
     learner.network.input_shape = (3, 9000, 9000)  # a gigabyte for one image, many for its activations
     learner.save(folder / "odd.cps")
     assert cps.load(folder / "odd.cps").network.input_shape == (3, 9000, 9000)
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape"])
+def test_damaged_pretrained_weights_are_refused(tmp_path, damage):
+    selectors = (cps.SharedSpace(cps.Pretrained()),)
+    training = cps.Training(1, batch_size=16)
+    learner = cps.Learner(conv_net(), rounds=0, train=training, selectors=selectors)
+    learner.learn(make_task(0))
+    path = tmp_path / "odd.cps"
+    learner.save(path)
+    assert cps.load(path, conv_net()).network.pretrained is not None
+    name = next(iter(learner.network.pretrained))
+    if damage == "missing":
+        del learner.network.pretrained[name]
+    else:
+        learner.network.pretrained[name] = torch.zeros(3)
+    learner.save(path)
+    with pytest.raises(FileError, match=f"tensor 'pretrained/{name}' is"):
+        cps.load(path, conv_net())

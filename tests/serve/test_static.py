@@ -117,7 +117,7 @@ def test_the_page_shows_a_confidence_unless_the_task_has_one_class_only(tmp_path
         tab.open(address, width=700)
         tab.wait("document.querySelectorAll('#tasks > li').length === 3")
         assert "Cascade" not in tab.run("document.body.innerText")
-        assert tab.run("document.getElementById('facts').lastChild.title") == "Selector: Cascade"
+        assert tab.run("document.getElementById('facts').lastChild.title") == "Selector: Fusion"
         tab.upload("#files", tmp_path / "cat.png")
         tab.wait(PREDICTED)
         rows = tab.run(TEXTS.format(".prediction"))
