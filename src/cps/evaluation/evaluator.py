@@ -24,7 +24,7 @@ from cps.runtime.text import shorten_names
 from cps.selection.base import Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
-from cps.selection.predict import choose_classes, class_scores, select
+from cps.selection.predict import choose_classes, class_scorer, select
 from cps.selection.statistics import check_selectors
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
@@ -166,8 +166,8 @@ def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, gro
         _, chosen = choose_classes(selector, evidence, kept, selected)
         is_selected[after] = selected.to(task.device) == task
         is_correct[after] = is_selected[after] & (chosen.to(task.device) == test.truth[:images])
-    evidence, every = test.evidence(), torch.arange(len(test.task))
-    in_top5 = test.is_among_top5(lambda task: class_scores(selector, evidence, statistics, task, every))
+    score, every = class_scorer(selector, test.evidence(), statistics), torch.arange(len(test.task))
+    in_top5 = test.is_among_top5(lambda task: score(task, every))
     if in_top5 is not None:
         in_top5 = in_top5 & is_selected[test.num_tasks - 1]
     return Metrics.of(

@@ -1,7 +1,7 @@
 """Algorithm 2 of the paper: select the task of each image, then let that task's subnetwork classify it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,23 +93,25 @@ def choose_classes(
     selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], tasks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the probability and the index of the best class within the task of each image, on the CPU."""
-    tasks = tasks.cpu()
+    tasks, score = tasks.cpu(), class_scorer(selector, evidence, statistics)
     confidence, outputs = torch.zeros(len(tasks), dtype=torch.float32), torch.zeros(len(tasks), dtype=torch.long)
     for task in tasks.unique().tolist():
         images = (tasks == task).nonzero()[:, 0]
-        confidence[images], outputs[images] = best_class(
-            class_scores(selector, evidence, statistics, task, images).cpu()
-        )
+        confidence[images], outputs[images] = best_class(score(task, images).cpu())
     return confidence, outputs
 
 
-def class_scores(
-    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], task: int, images: Tensor
-) -> Tensor:
-    """Return scores (n, classes) of the classes of a task for some images: the selector's, or else the logits."""
+def class_scorer(
+    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics]
+) -> Callable[[int, Tensor], Tensor]:
+    """Return a function from a task and indices of images to scores (n, classes) of the task's classes.
+
+    They are the selector's scores if it has an opinion on classes, else the subnetwork's logits.
+    """
     if isinstance(selector, ClassSelector):
-        return selector.score_classes(evidence, precompute_once(selector, statistics, evidence), task, images)
-    return evidence.some(task, images).logits
+        precomputed = precompute_once(selector, statistics, evidence)
+        return lambda task, images: selector.score_classes(evidence, precomputed, task, images)
+    return lambda task, images: evidence.some(task, images).logits
 
 
 def best_task(scores: Tensor) -> Tensor:
