@@ -120,8 +120,9 @@ class Learner:
         self.workers, self.on_epoch = workers, on_epoch
         self.architecture = backbone if isinstance(backbone, Builtin) else architecture
         module = backbone.make(self.config.seed) if isinstance(backbone, Builtin) else backbone
-        keeps_pretrained = contains_setting(self.config.selectors, Pretrained)
-        self.network = SharedNetwork(module, normalize=normalize, keep_pretrained=keeps_pretrained)
+        self.network = SharedNetwork(module, normalize=normalize)
+        if contains_setting(self.config.selectors, Pretrained):
+            self.network.keep_pretrained()
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)
 
@@ -138,6 +139,8 @@ class Learner:
         if "normalize" in settings:
             raise ValueError("normalize cannot change: sealed subnetworks were trained with the first one")
         self.config = replace(self.config, **settings)
+        if not self.network.subnetworks and contains_setting(self.config.selectors, Pretrained):
+            self.network.keep_pretrained()
 
     def learn(
         self,

@@ -17,7 +17,7 @@ from cps.network.model_file import fill_network, read_model
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
-from cps.selection.predict import select
+from cps.selection.predict import class_scorer, select
 from cps.selection.rejection import check_rejection_statistics
 from cps.selection.statistics import missing_statistics
 from cps.storage.container import FileError
@@ -106,7 +106,13 @@ def _check_selector_statistics(learner: Learner, selector: Selector, path: str |
     groups = torch.arange(2, device=learner.network.device)
     try:
         if len(evidence):
-            select(selector, evidence, learner.network.statistics(selector.name), groups)
+            statistics = learner.network.statistics(selector.name)
+            select(selector, evidence, statistics, groups)
+            score = class_scorer(selector, evidence, statistics)
+            for task, subnetwork in enumerate(learner.network.subnetworks):
+                classes = score(task, groups.cpu()).shape[1]
+                if classes != len(subnetwork.classes):
+                    raise ValueError(f"task {task} has {len(subnetwork.classes)} classes, but statistics of {classes}")
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

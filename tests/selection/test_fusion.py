@@ -1,11 +1,13 @@
 """The fusion multiplies what a shared space, the cascade and the subnetworks say, and runs only likely subnetworks."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 import torch
 
 import cps
+from cps.runtime.process_state import PRECOMPUTED
 from cps.selection.base import precompute_once
 from cps.selection.predict import predict, run_needed
 from samples import conv_net, make_task
@@ -162,3 +164,43 @@ def test_wrong_settings_raise():
         cps.Fusion(certainty=0.0)
     with pytest.raises(ValueError, match="most_subnetworks of Fusion must be 1 or more"):
         cps.Fusion(most_subnetworks=0)
+
+
+def test_some_outputs_are_rows_of_all_outputs_in_any_order(learner):
+    every = learner.evidence(IMAGES)[1]
+    evidence = learner.evidence(IMAGES)
+    for images in (torch.tensor([5, 2, 9]), torch.tensor([7, 2]), torch.tensor([2])):
+        torch.testing.assert_close(evidence.some(1, images).features, every.features[images.to(every.features.device)])
+    assert evidence.ran(1).tolist() == [2, 5, 7, 9]
+    assert not torch.allclose(every.features[5], every.features[2])
+
+
+def test_images_in_several_batches_run_only_the_needed_rows(learner, monkeypatch):
+    many = IMAGES.repeat(12, 1, 1, 1)  # more than a batch
+    needed = torch.zeros(len(many), 4, dtype=torch.bool)
+    needed[[3, 300, 301], 2] = True
+    evidence = learner.evidence(many)
+    prepared = []
+    pixels = learner.network.pixels
+    monkeypatch.setattr(learner.network, "pixels", lambda images: prepared.append(len(images)) or pixels(images))
+    evidence.compute_some(needed)
+    assert sum(prepared) == 3
+    assert evidence.ran(2).tolist() == [3, 300, 301]
+    expected = learner.evidence(many[[3, 300, 301]])[2]
+    torch.testing.assert_close(
+        evidence.some(2, torch.tensor([3, 300, 301])).logits, expected.logits, rtol=1e-3, atol=1e-3
+    )
+
+
+def test_learners_that_are_gone_leave_nothing_in_the_cache(make_learner):
+    gc.collect()
+    before = len(PRECOMPUTED)
+    for _ in range(3):
+        learner = make_learner(selectors=(FUSION,))
+        for first in FIRSTS[:2]:
+            learner.learn(make_task(first))
+            learner.predict(IMAGES[:2])
+        assert len(PRECOMPUTED) > before
+        del learner
+        gc.collect()
+    assert len(PRECOMPUTED) <= before

@@ -136,10 +136,49 @@ def test_pretrained_weights_that_were_not_kept_raise(learner, make_learner):
     with pytest.raises(ValueError, match="were not kept"):
         learner.evidence(make_task(0).test[0]).features(cps.Pretrained())
     late = make_learner(selectors=(cps.MaxOutput(),))
+    late.learn(make_task(0))
     late.configure(selectors=(cps.SharedSpace(cps.Pretrained()),))
     with pytest.raises(ValueError, match="from the first task on"):
-        late.learn(make_task(0))
-    assert late.classes == []
+        late.learn(make_task(10))
+    assert len(late.classes) == 1
+
+
+def test_a_learner_without_tasks_can_still_choose_the_pretrained_space(make_learner):
+    learner = make_learner(selectors=(cps.MaxOutput(),))
+    learner.configure(selectors=(cps.SharedSpace(cps.Pretrained()),))
+    learner.learn(make_task(0))
+    assert len(learner.predict(make_task(0).test[0]).classes) == 12
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [cps.SharedSpace(SPACE, cps.LDA(0.1)), cps.SharedSpace(cps.RandomReLU(41), cps.LDA(0.05)), cps.SharedSpace(SPACE)],
+)
+def test_another_space_or_classifier_than_the_learned_one_raises(learner, changed):
+    images = make_task(0).test[0]
+    assert learner.predict(images).classes
+    if changed.classifier == cps.LDA(0.1):  # as many losses, so the temperature fits approximately
+        assert learner.predict(images, selector=changed).classes
+        return
+    with pytest.raises(ValueError, match="the space and the classifier that it learned all tasks with"):
+        learner.predict(images, selector=changed)
+
+
+def test_a_file_with_other_numbers_of_classes_is_refused(learner, tmp_path):
+    kept = learner.network.statistics("SharedSpace")[1]
+    kept["counts"], kept["means"] = torch.ones(3), torch.cat([kept["means"], kept["means"][:1]])
+    learner.save(tmp_path / "odd.cps")
+    with pytest.raises(FileError, match="damaged statistics of SharedSpace: task 1 has 2 classes, but statistics of 3"):
+        cps.load(tmp_path / "odd.cps", conv_net(), fabric=learner.fabric)
+
+
+def test_a_file_with_wide_means_and_no_covariance_is_refused_without_a_matrix_of_that_width(learner, tmp_path):
+    for kept in learner.network.statistics("SharedSpace"):
+        kept["means"] = torch.zeros(2, 100_000)  # a covariance would take 80 GB
+        del kept["scatter"]
+    learner.save(tmp_path / "odd.cps")
+    with pytest.raises(FileError, match="damaged statistics of SharedSpace"):
+        cps.load(tmp_path / "odd.cps", conv_net(), fabric=learner.fabric)
 
 
 def test_wrong_settings_raise():

@@ -78,33 +78,42 @@ class Evidence(Sequence[Outputs]):
         """Run each subnetwork for the images that need it: those marked in `needed`, a bool tensor (N, tasks)."""
         needed = needed.cpu()
         self.compute(needed.all(dim=0).nonzero()[:, 0].tolist())
-        images = {task: needed[:, task].nonzero()[:, 0] for task in needed.any(dim=0).nonzero()[:, 0].tolist()}
-        missing = {task: indices for task, indices in images.items() if not self._has(task, indices)}
-        if self._forward_some is None:
-            self.compute(list(missing))
-        elif missing:
-            found = self._forward_some(missing)
-            self._some.update({task: (missing[task], outputs) for task, outputs in found.items()})
+        tasks = needed.any(dim=0).nonzero()[:, 0].tolist()
+        self._run_missing({task: needed[:, task].nonzero()[:, 0] for task in tasks})
 
     def some(self, task: int, images: Tensor) -> Outputs:
-        """Return the outputs of a subnetwork for some of the images, given as indices in order."""
-        if task in self._known or self._forward_some is None:
-            return Outputs(*(part[images.to(part.device)] for part in self[task]))
-        images = images.cpu()
-        if not self._has(task, images):
-            self._some[task] = images, self._forward_some({task: images})[task]
+        """Return the outputs of a subnetwork for some of the images, given as indices."""
+        self._run_missing({task: images.cpu()})
+        if task in self._known:
+            return Outputs(*(part[images.to(part.device)] for part in self._known[task]))
         known, outputs = self._some[task]
-        rows = torch.searchsorted(known, images)
+        rows = torch.searchsorted(known, images.cpu())
         return Outputs(*(part[rows.to(part.device)] for part in outputs))
+
+    def _run_missing(self, images: Mapping[int, Tensor]) -> None:
+        """Run each subnetwork for those of the images that it has not run for yet, and keep them in order."""
+        missing = {task: indices.unique() for task, indices in images.items() if task not in self._known}
+        for task, (known, _) in self._some.items():
+            if task in missing:
+                missing[task] = missing[task][~torch.isin(missing[task], known)]
+        missing = {task: indices for task, indices in missing.items() if len(indices)}
+        if self._forward_some is None:
+            self.compute(list(missing))
+            return
+        for task, outputs in (self._forward_some(missing) if missing else {}).items():
+            indices = missing[task]
+            if task in self._some:
+                known, before = self._some[task]
+                indices, order = torch.cat([known, indices]).sort()
+                both = zip(before, outputs, strict=True)
+                outputs = Outputs(*(torch.cat(parts)[order.to(parts[0].device)] for parts in both))
+            self._some[task] = indices, outputs
 
     def ran(self, task: int) -> Tensor:
         """Return the indices of the images that a subnetwork has run for."""
         if task in self._known:
             return torch.arange(self.num_images)
         return self._some[task][0] if task in self._some else torch.empty(0, dtype=torch.long)
-
-    def _has(self, task: int, images: Tensor) -> bool:
-        return task in self._known or (task in self._some and bool(torch.isin(images, self._some[task][0]).all()))
 
     def features(self, space: Space | None) -> Tensor:
         """Return the features (N, d) of the images in a space that no task owns; None is the default space."""

@@ -66,14 +66,14 @@ class SharedNetwork:
     not kept. Only the methods of this class change these attributes.
     """
 
-    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None, keep_pretrained: bool = False):
+    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
         self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
         make_contiguous(self.backbone)
         tensors = named_tensors(self.backbone)
         self.weights = {name: tensors[name].detach().clone() for name in self.parts.shared}
         self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
-        self.pretrained = {name: value.clone() for name, value in self.weights.items()} if keep_pretrained else None
+        self.pretrained: dict[str, Tensor] | None = None
         self.prepare = Prepare(normalize, next(iter(self.weights.values())).dtype)
         self.taken = full_masks(self.weights, on=False)
         for name in self.parts.shared:
@@ -168,6 +168,10 @@ class SharedNetwork:
         self.taken = {name: value for name, value in self.taken.items() if name not in names}
         if self.pretrained is not None:
             self.set_pretrained({name: self.pretrained[name] for name in self.weights})
+
+    def keep_pretrained(self) -> None:
+        """Keep the shared weights as they came, for the space `Pretrained`; only possible before the first task."""
+        self.set_pretrained({name: value.clone() for name, value in self.weights.items()})
 
     def set_pretrained(self, weights: dict[str, Tensor] | None) -> None:
         """Replace the shared weights as they came by those of a model file."""
@@ -350,16 +354,28 @@ class SharedNetwork:
 
     @torch.no_grad()
     def outputs_for(self, batches: Sequence[Tensor], images: Mapping[int, Tensor]) -> dict[int, Outputs]:
-        """Run each task's subnetwork on some of the images, given as indices: the compact ones concurrently."""
+        """Run subnetworks on some of the images each, given as indices in order: the compact ones concurrently."""
+        found: dict[int, list[Outputs]] = {task: [] for task in images}
+        first = 0
         with self.in_use():
-            pixels = self.pixels(batches[0] if len(batches) == 1 else torch.cat(tuple(batches)))
-            parts = {task: pixels[indices.to(pixels.device)] for task, indices in images.items()}
-            compact = {task: self.subnetworks[task] for task in parts if self._compact.is_worthwhile(task)}
-            found = finite_outputs(self._compact.outputs_for(parts, compact))
-            return {
-                task: found[task] if task in found else self._full_outputs(part.split(MAX_BATCH), task)
-                for task, part in parts.items()
-            }
+            for batch in batches:
+                own = {
+                    task: batch[indices[(indices >= first) & (indices < first + len(batch))] - first]
+                    for task, indices in images.items()
+                }
+                parts = {task: self.pixels(part) for task, part in own.items() if len(part)}
+                for task, outputs in self._outputs_of_parts(parts).items():
+                    found[task].append(outputs)
+                first += len(batch)
+        return {task: concatenate(outputs) for task, outputs in found.items()}
+
+    def _outputs_of_parts(self, parts: Mapping[int, Tensor]) -> dict[int, Outputs]:
+        """Run each task's subnetwork on pixels of its own."""
+        compact = {task: self.subnetworks[task] for task in parts if self._compact.is_worthwhile(task)}
+        found = finite_outputs(self._compact.outputs_for(parts, compact))
+        return {
+            task: found[task] if task in found else self._full_outputs([part], task) for task, part in parts.items()
+        }
 
     @torch.no_grad()
     def full_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:

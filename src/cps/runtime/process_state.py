@@ -24,6 +24,7 @@ TRACE_LOCK = threading.Lock()  # torch.fx patches nn.Module for the whole proces
 
 # Caches of selectors, keyed by a tensor of their statistics; an entry disappears with its tensor.
 PRECOMPUTED: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
+PRECOMPUTED_LOCK = threading.Lock()  # held while an entry of it is added or removed
 SELECTOR_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
 
 # Triton kernels to compile instead of launching them: one dictionary for each open `compile_in_parallel`.

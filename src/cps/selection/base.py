@@ -14,8 +14,10 @@ from torch import Tensor
 
 from cps.network.outputs import Evidence
 from cps.network.subnetwork import Statistics, Subnetwork
-from cps.runtime.process_state import PRECOMPUTED
+from cps.runtime.process_state import PRECOMPUTED, PRECOMPUTED_LOCK
 from cps.selection.groups import number_of_groups
+
+MAX_PRECOMPUTED = 16  # networks, and numbers of tasks of them, whose precomputed values are kept
 
 
 class Selector(Protocol):
@@ -115,10 +117,14 @@ def precompute_once(
     tensors = [value for kept in statistics for value in kept.values()]
     if not tensors:
         return selector.precompute(statistics)
-    known = PRECOMPUTED.setdefault(tensors[-1], {})
+    with PRECOMPUTED_LOCK:
+        known = PRECOMPUTED.setdefault(tensors[-1], {})
     found = known.get(selector)
     if found is None or len(found[0]) != len(tensors) or any(map(_is_another, found[0], tensors)):
         found = known[selector] = [weakref.ref(tensor) for tensor in tensors], selector.precompute(statistics)
+        with PRECOMPUTED_LOCK:
+            while len(PRECOMPUTED) > MAX_PRECOMPUTED:
+                del PRECOMPUTED[next(iter(PRECOMPUTED.keys()))]
     return found[1]
 
 

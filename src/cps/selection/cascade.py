@@ -121,7 +121,8 @@ class Cascade(NumericSettings):
         covariances = [unpack(kept["covariance"], kept["means"].shape[1]) for kept in statistics]
         stages = []
         for stage, kept in enumerate(statistics):
-            precomputed = {"components": kept["components"], "level": kept["level"]}
+            # A copy: what is cached must not hold the tensor that it is cached by.
+            precomputed = {"components": kept["components"], "level": kept["level"].clone()}
             dims = means[stage].shape[1]  # those of the subnetworks up to this stage
             spreads = torch.stack([values[:dims, :dims] for values in covariances[stage:]])
             centres = [values[:, :dims] for values in means[stage:]]  # (classes, dims) of each task

@@ -133,6 +133,8 @@ class Fusion(NumericSettings):
         """Return the log probabilities (n, classes) of the classes of a task, up to a constant."""
         shared = self.shared.score_classes(evidence, _split(precomputed)[0], task, images)
         own = evidence[task] if images is None else evidence.some(task, images)
+        if shared.shape[1] != own.logits.shape[1]:
+            raise ValueError(f"task {task} has {own.logits.shape[1]} classes, but statistics of {shared.shape[1]}")
         return shared + self.class_weight * own.logits.log_softmax(dim=1)
 
     def _uses_cascade(self, statistics: Sequence[Statistics]) -> bool:

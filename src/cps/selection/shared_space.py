@@ -6,6 +6,7 @@ tasks alike, and linear discriminant analysis in it needs nothing but sums: coun
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 
 import torch
 from torch import Tensor
@@ -68,6 +69,11 @@ class SharedSpace(NumericSettings):
         """The classifiers to choose from."""
         return [LDA(shrinkage) for shrinkage in SHRINKAGES] if self.classifier is None else [self.classifier]
 
+    @property
+    def _key(self) -> int:
+        """A number that tells spaces apart, small enough for a float32."""
+        return int.from_bytes(sha256(repr(self.space).encode()).digest()[:3])
+
     def observe(
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
@@ -77,7 +83,7 @@ class SharedSpace(NumericSettings):
         if self.flips:
             parts.append((evidence.flipped_features(self.space), labels))
         own = Sums.of(parts, len(subnetwork.classes))
-        kept = {"means": own.means, "counts": own.counts}
+        kept = {"means": own.means, "counts": own.counts, "space": torch.tensor([float(self._key)])}
         keeps_scatter = sum("scatter" in each for each in earlier) < self.covariances
         if keeps_scatter:
             kept["scatter"] = pack(own.scatter)
@@ -105,9 +111,17 @@ class SharedSpace(NumericSettings):
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the discriminants of all classes, divided by the temperature, and the indices of each task's own."""
         known = [as_float64(kept["log losses"]) for kept in statistics if "log losses" in kept]
-        losses = torch.stack(known).sum(dim=0) if known else torch.zeros(len(self._candidates), len(TEMPERATURES))
-        best = int(losses.amin(dim=1).argmin())  # losses are of shape (classifiers, temperatures)
-        scores, temperature = self._candidates[best].fit(_moments(statistics)), best_temperature(losses[best])
+        shape = len(self._candidates), len(TEMPERATURES)
+        if any(losses.shape != shape for losses in known) or any(
+            int(kept["space"]) != self._key for kept in statistics
+        ):
+            raise ValueError(
+                "SharedSpace can only select with the space and the classifier that it learned all tasks with"
+            )
+        losses = torch.stack([*known, torch.zeros(shape, dtype=torch.float64)]).sum(dim=0)
+        best = int(losses.amin(dim=1).argmin())
+        has_covariance, temperature = _has_covariance(statistics), best_temperature(losses[best])
+        scores = self._candidates[best].fit(_moments(statistics)) if has_covariance else _nearest_means(statistics)
         device = statistics[0]["counts"].device
         indices = torch.arange(len(scores.offsets), device=device).split([len(kept["counts"]) for kept in statistics])
         common = {
@@ -145,19 +159,32 @@ class SharedSpace(NumericSettings):
         return evidence.derived(key, lambda _: scores(evidence.features(self.space)).log_softmax(dim=1))
 
 
+def _has_covariance(statistics: Sequence[Statistics]) -> bool:
+    return any("scatter" in kept for kept in statistics)
+
+
 def _moments(statistics: Sequence[Statistics]) -> Moments:
     """Return the moments of all tasks; the covariance is that of the tasks that have kept a sum for it."""
-    counts, means = (torch.cat([as_float64(kept[name]) for kept in statistics]) for name in ("counts", "means"))
+    counts, means = _counts_and_means(statistics)
     carriers = [kept for kept in statistics if "scatter" in kept]
-    if not carriers:  # all of them were forgotten
-        carriers = [
-            {
-                "scatter": pack(torch.eye(means.shape[1], dtype=means.dtype, device=means.device)),
-                "counts": counts.new_ones(1),
-            }
-        ]
     scatter = torch.zeros_like(as_float64(carriers[0]["scatter"]))
     for kept in carriers:
         scatter += as_float64(kept["scatter"])
     images = max(sum(float(kept["counts"].sum()) for kept in carriers), 1.0)
     return Moments(counts, means, unpack(scatter, means.shape[1]) / images, images)
+
+
+def _nearest_means(statistics: Sequence[Statistics]) -> LinearScores:
+    """Return scores by distance alone, for models whose covariances were all forgotten; no matrix is made for them."""
+    _, means = _counts_and_means(statistics)
+    centre = means.mean(dim=0)
+    deviations = means - centre
+    weights = deviations.T / deviations.pow(2).mean().clamp(min=1e-12)
+    return LinearScores(centre, weights, -(deviations.T * weights).sum(dim=0) / 2)
+
+
+def _counts_and_means(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor]:
+    for kept in statistics:
+        if kept["counts"].shape != kept["means"].shape[:1]:
+            raise ValueError(f"{len(kept['means'])} class means need as many counts, got {len(kept['counts'])}")
+    return tuple(torch.cat([as_float64(kept[name]) for kept in statistics]) for name in ("counts", "means"))  # pyright: ignore[reportReturnType]
