@@ -240,3 +240,22 @@ def test_leave_one_out_scores_choose_the_shrinkage(make_learner, noise_dims, exp
     learner.learn(cps.Task([0, 1], train=(images, labels.tolist())))
     losses = learner.network.statistics("SharedSpace")[0]["log losses"].amin(dim=1)
     assert SHRINKAGES[int(losses.argmin())] == expected
+
+
+def test_a_space_of_your_own_can_be_given_again_when_a_model_is_loaded(make_learner, tmp_path):
+    class Means(torch.nn.Module):
+        def forward(self, pixels):
+            return pixels.mean(dim=1).flatten(1)
+
+    class OwnSpace:
+        def make(self, shape, pretrained):
+            return Means()
+
+    learner, images = make_learner(selectors=(cps.SharedSpace(OwnSpace()),)), make_task(0).test[0]
+    learner.learn(make_task(0))
+    learner.save(tmp_path / "model.cps")
+    with pytest.raises(ValueError, match="which files cannot hold; pass selectors="):
+        cps.load(tmp_path / "model.cps", conv_net(), fabric=learner.fabric)
+    again = (cps.SharedSpace(OwnSpace()),)
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=learner.fabric, selectors=again)
+    assert loaded.predict(images).classes == learner.predict(images).classes

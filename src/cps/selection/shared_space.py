@@ -25,7 +25,7 @@ from cps.network.subnetwork import Subnetwork
 from cps.runtime.devices import as_float64
 from cps.selection.base import Statistics, precompute_once
 from cps.selection.groups import mean_by_group
-from cps.storage.settings_codec import NumericSettings, setting
+from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
 SHRINKAGES = (0.001, 0.01, 0.1, 0.5)
 CALIBRATED = 20  # tasks whose images are scored without themselves; more would make learning slower with every task
@@ -72,7 +72,7 @@ class SharedSpace(NumericSettings):
     @property
     def _key(self) -> int:
         """A number that tells spaces apart, small enough for a float32."""
-        return int.from_bytes(sha256(repr(self.space).encode()).digest()[:3])
+        return int.from_bytes(sha256(stable_str(self.space).encode()).digest()[:3])
 
     def observe(
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
