@@ -121,8 +121,7 @@ class Learner:
         self.architecture = backbone if isinstance(backbone, Builtin) else architecture
         module = backbone.make(self.config.seed) if isinstance(backbone, Builtin) else backbone
         self.network = SharedNetwork(module, normalize=normalize)
-        if contains_setting(self.config.selectors, Pretrained):
-            self.network.keep_pretrained()
+        self._keep_pretrained_if_used()
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)
 
@@ -139,8 +138,7 @@ class Learner:
         if "normalize" in settings:
             raise ValueError("normalize cannot change: sealed subnetworks were trained with the first one")
         self.config = replace(self.config, **settings)
-        if not self.network.subnetworks and contains_setting(self.config.selectors, Pretrained):
-            self.network.keep_pretrained()
+        self._keep_pretrained_if_used()
 
     def learn(
         self,
@@ -234,6 +232,12 @@ class Learner:
         """Write the model file. A previous file stays intact until the new one is complete on disk."""
         with self.network.in_use():
             on_rank_zero(self.fabric, lambda: write_model(path, self.network, self.config.encode(), self.architecture))
+
+    def _keep_pretrained_if_used(self) -> None:
+        """Keep the weights as they came if a selector needs them. Once something was learned, they are gone."""
+        is_new = self.network.input_shape is None and self.network.pretrained is None
+        if is_new and contains_setting(self.config.selectors, Pretrained):
+            self.network.keep_pretrained()
 
     def _evidence(self, images: Tensor) -> Evidence:
         with self.network.in_use():

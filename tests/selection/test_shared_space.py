@@ -259,3 +259,13 @@ def test_a_space_of_your_own_can_be_given_again_when_a_model_is_loaded(make_lear
     again = (cps.SharedSpace(OwnSpace()),)
     loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=learner.fabric, selectors=again)
     assert loaded.predict(images).classes == learner.predict(images).classes
+
+
+def test_the_weights_as_they_came_survive_if_all_tasks_are_forgotten(make_learner):
+    learner = make_learner(selectors=(cps.SharedSpace(cps.Pretrained()),))
+    before = {name: value.clone() for name, value in learner.network.pretrained.items()}
+    learner.learn(make_task(0))
+    learner.forget(0)
+    learner.configure(rounds=2)
+    assert not all(torch.equal(learner.network.weights[name], value) for name, value in before.items())
+    assert all(torch.equal(learner.network.pretrained[name], value) for name, value in before.items())

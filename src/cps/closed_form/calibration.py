@@ -1,6 +1,6 @@
-"""Leave-one-out scores of LDA in closed form, and the temperature at which its probabilities are honest.
+"""Leave-one-out scores of LDA in closed form, and the temperature that calibrates its probabilities.
 
-Discriminants are surer of the images they were computed from than of new ones. Leaving an image out changes the mean of
+Discriminants are overconfident on the images they were computed from. Leaving an image out changes the mean of
 its class and takes one rank off the covariance, so its scores without itself need no second fit.
 """
 
@@ -30,7 +30,7 @@ def leave_one_out_scores(
     both factors are 1 up to about 1 / n.
     """
     factor = torch.linalg.cholesky(classifier.shrunk(moments.covariance))
-    centre = mean_of_classes(moments)
+    centre = mean_of_classes(moments.counts, moments.means)
     centres = _whiten(moments.means - centre, factor)
     counts = moments.counts
     removed = (1 - classifier.shrinkage) / moments.images if in_covariance else 0.0

@@ -51,9 +51,7 @@ class NearestMean(NumericSettings):
 
     def fit(self, moments: Moments) -> LinearScores:
         """Return the scores of all classes, in float64."""
-        centre = mean_of_classes(moments)
-        means = moments.means - centre
-        return _normal_scores(moments.counts, centre, means, means.T / mean_variance(moments.covariance))
+        return nearest_mean_scores(moments.counts, moments.means, mean_variance(moments.covariance))
 
 
 @setting
@@ -75,7 +73,7 @@ class LDA(NumericSettings):
 
     def fit(self, moments: Moments) -> LinearScores:
         """Return the scores of all classes, in float64."""
-        centre = mean_of_classes(moments)
+        centre = mean_of_classes(moments.counts, moments.means)
         means = moments.means - centre
         weights = torch.cholesky_solve(means.T, torch.linalg.cholesky(self.shrunk(moments.covariance)))
         return _normal_scores(moments.counts, centre, means, weights)
@@ -118,10 +116,17 @@ def mean_variance(covariance: Tensor) -> float:
     return max(float(covariance.diagonal().mean()), TINY)
 
 
-def mean_of_classes(moments: Moments) -> Tensor:
-    """Return the mean (d,) of the means of all classes that have images."""
-    has_images = (moments.counts > 0).to(moments.means.dtype)
-    return has_images @ moments.means / has_images.sum().clamp(min=1)
+def nearest_mean_scores(counts: Tensor, means: Tensor, variance: float) -> LinearScores:
+    """Return log likelihoods of normal distributions with the covariance variance * I, up to a constant."""
+    centre = mean_of_classes(counts, means)
+    means = means - centre
+    return _normal_scores(counts, centre, means, means.T / variance)
+
+
+def mean_of_classes(counts: Tensor, means: Tensor) -> Tensor:
+    """Return the mean (d,) of the means (classes, d) of all classes that have images."""
+    has_images = (counts > 0).to(means.dtype)
+    return has_images @ means / has_images.sum().clamp(min=1)
 
 
 def _normal_scores(counts: Tensor, centre: Tensor, means: Tensor, weights: Tensor) -> LinearScores:

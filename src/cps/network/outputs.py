@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, overload
 import torch
 from torch import Tensor
 
-from cps.closed_form.spaces import Flipped, Space
+from cps.closed_form.spaces import Space
 
 CLOSE = 1e-3  # default tolerance of `are_close`, relative to the largest feature
 
@@ -117,19 +117,15 @@ class Evidence(Sequence[Outputs]):
 
     def features(self, space: Space | None) -> Tensor:
         """Return the features (N, d) of the images in a space that no task owns; None is the default space."""
-        if self._features is None:
+        compute = self._features
+        if compute is None:
             raise ValueError("this evidence has outputs of subnetworks only; use `Learner.evidence`, which has images")
-        return self.derived(space, self._features)
+        return self.derived(space, lambda: compute(space))
 
-    def flipped_features(self, space: Space | None) -> Tensor:
-        """Return the features (N, d) of the images' mirror images in a space that no task owns."""
-        assert self._features is not None, "`features` has been called before"
-        return self._features(Flipped(space))
-
-    def derived(self, key: Hashable, compute: Callable[[Any], Any]) -> Any:
-        """Return `compute(key)`, computed once for these images."""
+    def derived(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return `compute()`, which is called once for each key."""
         if key not in self._derived:
-            self._derived[key] = compute(key)
+            self._derived[key] = compute()
         return self._derived[key]
 
     def first(self, tasks: int) -> "Evidence":

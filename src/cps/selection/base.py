@@ -113,7 +113,7 @@ def precompute_once(
     """
     if evidence is not None:
         key = selector, tuple(map(id, statistics))
-        return evidence.derived(key, lambda _: (statistics, precompute_once(selector, statistics)))[1]
+        return evidence.derived(key, lambda: (statistics, precompute_once(selector, statistics)))[1]
     tensors = [value for kept in statistics for value in kept.values()]
     if not tensors:
         return selector.precompute(statistics)

@@ -1,8 +1,8 @@
-"""The default selector: what a shared space, the cascade and the subnetworks say, multiplied.
+"""The default selector: a product of three experts, the shared space, the cascade and the subnetworks.
 
-The shared space has an opinion on every class, the cascade on every task, and each subnetwork on the classes of its own
-task. The shared space also tells which subnetworks are worth asking, so that a prediction does not take longer the more
-tasks there are.
+The shared space scores every class, the cascade every task, and each subnetwork the classes of its own task. The shared
+space also shows which subnetworks are likely, and with many tasks only those run, so the time for an image does not
+grow with the number of tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,7 @@ class Fusion(NumericSettings):
         if self._uses_cascade(statistics) or self.certainty == 1:
             return None
         key = self, "needed", id(precompute_once(self, statistics, evidence)), tuple(groups.tolist())
-        return evidence.derived(key, lambda _: self._likely(evidence, statistics, groups))
+        return evidence.derived(key, lambda: self._likely(evidence, statistics, groups))
 
     def _likely(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the most probable tasks of each image, a bool tensor (N, tasks)."""
@@ -118,7 +118,9 @@ class Fusion(NumericSettings):
         parts = {"shared ": self.shared.precompute(shared)}
         if self._uses_cascade(statistics):
             parts["cascade "] = self.cascade.precompute(cascade)
-        return _Joined([_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))])
+        return _Precomputed(
+            [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
+        )
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of the best class of each task, up to a constant, shape (N, tasks)."""
@@ -144,7 +146,7 @@ class Fusion(NumericSettings):
 PARTS = ("shared ", "cascade ")  # prefixes of the statistics
 
 
-class _Joined(list[Statistics]):
+class _Precomputed(list[Statistics]):
     """Statistics that remember how they split, which with many tasks takes longer than a prediction."""
 
     @cached_property
@@ -155,7 +157,7 @@ class _Joined(list[Statistics]):
 
 def _split(statistics: Sequence[Statistics]) -> list[list[Statistics]]:
     """Return the statistics of the shared space, and those of the cascade, of each task; empty where there are none."""
-    if isinstance(statistics, _Joined):
+    if isinstance(statistics, _Precomputed):
         return statistics.parts
     return [[_without_prefix(part, kept) for kept in statistics] for part in PARTS]
 

@@ -17,8 +17,8 @@ from cps.closed_form.calibration import (
     leave_one_out_scores,
     log_loss_by_temperature,
 )
-from cps.closed_form.classifiers import LDA, LinearScores
-from cps.closed_form.spaces import Space
+from cps.closed_form.classifiers import LDA, TINY, LinearScores, nearest_mean_scores
+from cps.closed_form.spaces import Flipped, Space
 from cps.closed_form.sums import Moments, Sums, pack, unpack
 from cps.network.outputs import Evidence
 from cps.network.subnetwork import Subnetwork
@@ -28,8 +28,8 @@ from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
 SHRINKAGES = (0.001, 0.01, 0.1, 0.5)
-CALIBRATED = 20  # tasks whose images are scored without themselves; more would make learning slower with every task
-LEFT_OUT = 1000  # images of a task that are scored
+CALIBRATION_TASKS = 20  # tasks with leave-one-out scores; with more, learning would get slower with every task
+CALIBRATION_IMAGES = 1000  # of a task that get a leave-one-out score
 
 
 @setting
@@ -39,7 +39,7 @@ class SharedSpace(NumericSettings):
 
     `space` is the same for all tasks; None chooses it by the shape of the images (`default_space`). `classifier` holds
     the shrinkage of the covariance; with None, leave-one-out scores of the training images choose one of `SHRINKAGES`.
-    These scores also make the probabilities honest.
+    These scores also calibrate the probabilities.
 
     Every task keeps the counts and means of its classes, and the first `covariances` tasks a sum for the covariance,
     which all classes share. More of them take more memory and help if the images change from task to task. With
@@ -81,16 +81,16 @@ class SharedSpace(NumericSettings):
         features = evidence.features(self.space)
         parts = [(features, labels)]
         if self.flips:
-            parts.append((evidence.flipped_features(self.space), labels))
+            parts.append((evidence.features(Flipped(self.space)), labels))
         own = Sums.of(parts, len(subnetwork.classes))
         kept = {"means": own.means, "counts": own.counts, "space": torch.tensor([float(self._key)])}
         keeps_scatter = sum("scatter" in each for each in earlier) < self.covariances
         if keeps_scatter:
             kept["scatter"] = pack(own.scatter)
-        if len(earlier) >= CALIBRATED:
+        if len(earlier) >= CALIBRATION_TASKS:
             return kept
         moments = _moments([*earlier, kept])
-        some = torch.linspace(0, len(labels) - 1, min(len(labels), LEFT_OUT)).long().to(labels.device)
+        some = torch.linspace(0, len(labels) - 1, min(len(labels), CALIBRATION_IMAGES)).long().to(labels.device)
         classes = sum(len(each["counts"]) for each in earlier) + labels[some].to(moments.means.device)
         losses = [
             log_loss_by_temperature(
@@ -120,8 +120,14 @@ class SharedSpace(NumericSettings):
             )
         losses = torch.stack([*known, torch.zeros(shape, dtype=torch.float64)]).sum(dim=0)
         best = int(losses.amin(dim=1).argmin())
-        has_covariance, temperature = _has_covariance(statistics), best_temperature(losses[best])
-        scores = self._candidates[best].fit(_moments(statistics)) if has_covariance else _nearest_means(statistics)
+        temperature = best_temperature(losses[best])
+        if any("scatter" in kept for kept in statistics):
+            scores = self._candidates[best].fit(_moments(statistics))
+        else:  # all covariances were forgotten
+            counts, means = _counts_and_means(statistics)
+            scores = nearest_mean_scores(
+                counts, means, variance=max(float(means.var(dim=0, correction=0).mean()), TINY)
+            )
         device = statistics[0]["counts"].device
         indices = torch.arange(len(scores.offsets), device=device).split([len(kept["counts"]) for kept in statistics])
         common = {
@@ -136,7 +142,7 @@ class SharedSpace(NumericSettings):
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of each task for each image, shape (N, tasks)."""
 
-        def compute(_: object) -> Tensor:
+        def compute() -> Tensor:
             classes, sizes = self._log_probabilities(evidence, precomputed), [len(k["classes"]) for k in precomputed]
             if len(set(sizes)) == 1:
                 return classes.unflatten(1, (len(sizes), sizes[0])).logsumexp(dim=2)
@@ -156,35 +162,24 @@ class SharedSpace(NumericSettings):
         common = precomputed[0]
         scores = LinearScores(common["centre"], common["weights"], common["offsets"])
         key = self, id(common["weights"])
-        return evidence.derived(key, lambda _: scores(evidence.features(self.space)).log_softmax(dim=1))
-
-
-def _has_covariance(statistics: Sequence[Statistics]) -> bool:
-    return any("scatter" in kept for kept in statistics)
+        return evidence.derived(key, lambda: scores(evidence.features(self.space)).log_softmax(dim=1))
 
 
 def _moments(statistics: Sequence[Statistics]) -> Moments:
     """Return the moments of all tasks; the covariance is that of the tasks that have kept a sum for it."""
     counts, means = _counts_and_means(statistics)
-    carriers = [kept for kept in statistics if "scatter" in kept]
-    scatter = torch.zeros_like(as_float64(carriers[0]["scatter"]))
-    for kept in carriers:
+    with_scatter = [kept for kept in statistics if "scatter" in kept]
+    scatter = torch.zeros_like(as_float64(with_scatter[0]["scatter"]))
+    for kept in with_scatter:
         scatter += as_float64(kept["scatter"])
-    images = max(sum(float(kept["counts"].sum()) for kept in carriers), 1.0)
+    images = max(sum(float(kept["counts"].sum()) for kept in with_scatter), 1.0)
     return Moments(counts, means, unpack(scatter, means.shape[1]) / images, images)
 
 
-def _nearest_means(statistics: Sequence[Statistics]) -> LinearScores:
-    """Return scores by distance alone, for models whose covariances were all forgotten; no matrix is made for them."""
-    _, means = _counts_and_means(statistics)
-    centre = means.mean(dim=0)
-    deviations = means - centre
-    weights = deviations.T / deviations.pow(2).mean().clamp(min=1e-12)
-    return LinearScores(centre, weights, -(deviations.T * weights).sum(dim=0) / 2)
-
-
 def _counts_and_means(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor]:
+    """Return the counts (classes,) and means (classes, d) of the classes of all tasks."""
     for kept in statistics:
         if kept["counts"].shape != kept["means"].shape[:1]:
             raise ValueError(f"{len(kept['means'])} class means need as many counts, got {len(kept['counts'])}")
-    return tuple(torch.cat([as_float64(kept[name]) for kept in statistics]) for name in ("counts", "means"))  # pyright: ignore[reportReturnType]
+    counts = torch.cat([as_float64(kept["counts"]) for kept in statistics])
+    return counts, torch.cat([as_float64(kept["means"]) for kept in statistics])
