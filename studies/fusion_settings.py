@@ -1,30 +1,33 @@
 """`python -m studies.fusion_settings RECIPE:ORDER... --out FILE`: settings of the fusion, on held-out images.
 
 A share of the training images of each run is held out. Their outputs and features are given to fusions with every
-combination of weights, with and without the cascade. Only then, with the default settings, are the test images
-measured. The command can be interrupted at any time: finished runs are not repeated.
+combination of weights, with and without the cascade. Only then are the test images measured, with the default weights
+and with the best ones on the held-out images. The command can be interrupted at any time: finished runs are not
+repeated. With `--scores FOLDER` the scores of every part of the fusion are kept, so that others can be tried.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import cps
 from cps.data.tasks import split_by_class
 from cps.evaluation.evaluator import EvaluationOutputs, run_test_images
 from cps.experiments.recipes import RECIPES, Recipe
 from cps.runtime.environment import describe_device, versions
+from cps.selection.base import precompute_once
 from studies.measurement import is_class_found, percent
 from studies.published import describe_machine, markdown, read_json, write_compact
 
-TASK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0)
-CLASS_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0)
+TASK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+CLASS_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 LIKELY = ((0.5, 2), (0.8, 3), (0.9, 4), (0.95, 8))  # certainty, most subnetworks
 ALWAYS = 10**9  # tasks up to which the cascade is used
 
@@ -38,6 +41,7 @@ def main() -> None:
     parser.add_argument("--hold-out", type=float, default=0.1, help="share of the training images to hold out")
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
     parser.add_argument("--filters", type=int, default=None, help="filters of RandomPatches as the shared space")
+    parser.add_argument("--scores", type=Path, default=None, help="folder for the scores of every part of the fusion")
     arguments = parser.parse_args()
     done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     for run in arguments.runs:
@@ -46,21 +50,26 @@ def main() -> None:
         if key not in done:
             name, order = run.split(":")
             recipe = RECIPES[name]().with_scaled_epochs(arguments.epochs_scale)
-            done[key] = measure(recipe, int(order), arguments.data, arguments.hold_out, space)
+            scores = arguments.scores and arguments.scores / f"{name}-{order}.safetensors"
+            done[key] = measure(recipe, int(order), arguments.data, arguments.hold_out, space, scores)
             write_compact(arguments.out, done)
             print(key, done[key]["test"], flush=True)
 
 
-def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float, space: cps.Space | None) -> dict[str, Any]:
-    """Learn a run with a share of the images held out; measure fusions on those, and the default on test images.
+def measure(
+    recipe: Recipe, order: int, data: Path | None, hold_out: float, space: cps.Space | None, scores: Path | None = None
+) -> dict[str, Any]:
+    """Learn a run with a share of the images held out; measure fusions on those, and the best on test images.
 
-    With a space, every task keeps its sum for the covariance, and mirror images are learned.
+    With a space, every task keeps its sum for the covariance, and mirror images are learned. With `scores`, this file
+    gets the scores of every part of the fusion.
     """
     train, test = recipe.read(data)
     scenario = split_by_class(train, test, sizes=recipe.sizes, order=order, validation=hold_out, seed=order)
     fabric = cps.make_fabric()
     shared = cps.SharedSpace() if space is None else cps.SharedSpace(space, covariances=ALWAYS, flips=True)
-    fusion = cps.Fusion(shared, cascade_tasks=ALWAYS)
+    cascade = next((each for each in recipe.selectors if isinstance(each, cps.Cascade)), cps.Cascade())
+    fusion = cps.Fusion(shared, cascade, cascade_tasks=ALWAYS)
     settings = {**recipe.learner_settings(), "seed": order, "fabric": fabric, "selectors": (fusion, cps.MaxOutput())}
     learner = cps.Learner(recipe.make_backbone(order), **settings)
     for task in scenario:
@@ -78,7 +87,13 @@ def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float, spac
         ]
     results["likely"]["all"] = _accuracy(learner, replace(fusion, cascade_tasks=0, certainty=1.0), held_out)
     images = run_test_images(learner, scenario)
+    if scores is not None:
+        write_scores(scores, learner, fusion, {"held out": held_out, "test": images})
+    best = max(results["held out"], key=lambda weights: results["held out"][weights])
+    task_weight, class_weight = map(float, best.split())
+    chosen = replace(fusion, task_weight=task_weight, class_weight=class_weight)
     results["test"] = {
+        f"Fusion {best}": _accuracy(learner, chosen, images),
         "Fusion": _accuracy(learner, replace(fusion, cascade_tasks=cps.Fusion().cascade_tasks), images),
         "closed form": _accuracy(learner, fusion.shared, images),
         "Cascade": _accuracy(learner, fusion.cascade, images),
@@ -94,6 +109,24 @@ def measure(recipe: Recipe, order: int, data: Path | None, hold_out: float, spac
     }
 
 
+def write_scores(
+    path: Path, learner: cps.Learner, fusion: cps.Fusion, parts: Mapping[str, EvaluationOutputs]
+) -> None:
+    """Write the log probabilities of classes in the shared space, the scores of the cascade, and all logits."""
+    shared = precompute_once(fusion.shared, _statistics(learner, fusion.shared))
+    cascade = precompute_once(fusion.cascade, _statistics(learner, fusion.cascade))
+    tensors: dict[str, torch.Tensor] = {}
+    for name, part in parts.items():
+        evidence = part.evidence()
+        classes = [fusion.shared.score_classes(evidence, shared, task) for task in range(part.num_tasks)]
+        tensors[f"{name}/classes"] = torch.cat(classes, dim=1).half()
+        tensors[f"{name}/tasks"] = fusion.cascade.score_images(evidence, cascade).half()
+        tensors[f"{name}/logits"] = torch.cat([outputs.logits for outputs in evidence], dim=1).half()
+        tensors[f"{name}/task"], tensors[f"{name}/truth"] = part.task, part.truth
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, path)
+
+
 def settings_table() -> str:
     """Return the table of accuracy on held-out images by the weights of the fusion."""
     runs = read_json("fusion-settings")
@@ -104,8 +137,9 @@ def settings_table() -> str:
     default = cps.Fusion()
     for task_weight, class_weight in product(TASK_WEIGHTS, CLASS_WEIGHTS):
         is_default = (task_weight, class_weight) == (default.task_weight, default.class_weight)
+        weights = f"{task_weight:g} {class_weight:g}"
         cells = [
-            _mean(run["held out"][f"{task_weight:g} {class_weight:g}"] for run in same) for same in groups.values()
+            _mean(run["held out"][weights] for run in same if weights in run["held out"]) for same in groups.values()
         ]
         rows.append([f"{task_weight:g}, {class_weight:g}" + (" (default)" if is_default else ""), *cells])
     for certainty, most in LIKELY:
@@ -124,7 +158,7 @@ def settings_table() -> str:
 
 def _mean(values: Any) -> str:
     listed = list(values)
-    return f"{sum(listed) / len(listed):.1f}"
+    return f"{sum(listed) / len(listed):.1f}" if listed else ""
 
 
 def _statistics(learner: cps.Learner, selector: cps.Selector) -> Sequence[dict[str, torch.Tensor]]:

@@ -225,14 +225,14 @@ def test_mirror_images_are_added_to_the_sums_but_not_asked(tasks):
 def test_the_features_of_a_sealed_subnetwork_are_a_space(make_learner, tasks, tmp_path):
     learner = make_learner()
     learner.learn(tasks[0])
-    backbone = learner.extract(0).backbone
+    backbone = learner.extract(0).backbone.cpu()
     method = learned(tasks, space=backbone)
     torch.testing.assert_close(method.features(PROBES), backbone.eval()(PROBES))
     assert method.kept()["weights"] > 0
     method.save(tmp_path / "a")
     with pytest.raises(ValueError, match="made with space a module, which files cannot hold; pass space=..."):
         ClosedForm.load(tmp_path / "a")
-    assert_same(ClosedForm.load(tmp_path / "a", learner.extract(0).backbone), method)
+    assert_same(ClosedForm.load(tmp_path / "a", learner.extract(0).backbone.cpu()), method)
     with pytest.raises(cps.FileError, match="made with other weights"):
         ClosedForm.load(tmp_path / "a", conv_net())
 

@@ -110,7 +110,7 @@ class SharedSpace(NumericSettings):
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the discriminants of all classes, divided by the temperature, and the indices of each task's own."""
-        known = [as_float64(kept["log losses"]) for kept in statistics if "log losses" in kept]
+        known = [as_float64(kept["log losses"].cpu()) for kept in statistics if "log losses" in kept]
         shape = len(self._candidates), len(TEMPERATURES)
         if any(losses.shape != shape for losses in known) or any(
             int(kept["space"]) != self._key for kept in statistics

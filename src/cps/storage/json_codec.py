@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 SCALARS: dict[Any, tuple[str, tuple[type, ...]]] = {
@@ -56,7 +57,7 @@ def _decode(kind: Any, data: Any, name: str) -> Any:
         return _decode_dict(arguments[0], arguments[1], data, name)
     if origin is tuple:
         return _decode_tuple(arguments, data, name)
-    if origin is np.ndarray:
+    if origin in (np.ndarray, NDArray):  # the latter from numpy 2.5 on
         return _decode_matrix(data, name)
     raise TypeError(f"{name} has a type that JSON data cannot be checked against: {kind}")
 
