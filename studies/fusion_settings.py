@@ -8,6 +8,7 @@ repeated. With `--scores FOLDER` the scores of every part of the fusion are kept
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -20,15 +21,18 @@ from safetensors.torch import save_file
 import cps
 from cps.data.tasks import split_by_class
 from cps.evaluation.evaluator import EvaluationOutputs, run_test_images
+from cps.experiments.aggregate import format_mean
 from cps.experiments.recipes import RECIPES, Recipe
 from cps.runtime.environment import describe_device, versions
 from cps.selection.base import precompute_once
+from cps.selection.fusion import DEFAULT_WEIGHT
 from studies.measurement import is_class_found, percent
 from studies.published import describe_machine, markdown, read_json, write_compact
 
 TASK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 CLASS_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 LIKELY = ((0.5, 2), (0.8, 3), (0.9, 4), (0.95, 8))  # certainty, most subnetworks
+SHOWN_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 ALWAYS = 10**9  # tasks up to which the cascade is used
 
 
@@ -94,7 +98,9 @@ def measure(
     chosen = replace(fusion, task_weight=task_weight, class_weight=class_weight)
     results["test"] = {
         f"Fusion {best}": _accuracy(learner, chosen, images),
-        "Fusion": _accuracy(learner, replace(fusion, cascade_tasks=cps.Fusion().cascade_tasks), images),
+        "Fusion": _accuracy(learner, replace(fusion, task_weight=DEFAULT_WEIGHT, class_weight=DEFAULT_WEIGHT), images),
+        "Fusion, weights by log loss": _accuracy(learner, fusion, images),
+        "weights by log loss": list(fusion.weights(learner.network.statistics("Fusion"))),
         "closed form": _accuracy(learner, fusion.shared, images),
         "Cascade": _accuracy(learner, fusion.cascade, images),
         "MaxOutput": _accuracy(learner, cps.MaxOutput(), images),
@@ -109,9 +115,7 @@ def measure(
     }
 
 
-def write_scores(
-    path: Path, learner: cps.Learner, fusion: cps.Fusion, parts: Mapping[str, EvaluationOutputs]
-) -> None:
+def write_scores(path: Path, learner: cps.Learner, fusion: cps.Fusion, parts: Mapping[str, EvaluationOutputs]) -> None:
     """Write the log probabilities of classes in the shared space, the scores of the cascade, and all logits."""
     shared = precompute_once(fusion.shared, _statistics(learner, fusion.shared))
     cascade = precompute_once(fusion.cascade, _statistics(learner, fusion.cascade))
@@ -129,31 +133,69 @@ def write_scores(
 
 def settings_table() -> str:
     """Return the table of accuracy on held-out images by the weights of the fusion."""
-    runs = read_json("fusion-settings")
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for key, run in runs.items():
-        groups.setdefault(f"`{key.split(':')[0]}`", []).append(run)
+    groups = _groups()
     rows = []
-    default = cps.Fusion()
-    for task_weight, class_weight in product(TASK_WEIGHTS, CLASS_WEIGHTS):
-        is_default = (task_weight, class_weight) == (default.task_weight, default.class_weight)
-        weights = f"{task_weight:g} {class_weight:g}"
-        cells = [
-            _mean(run["held out"][weights] for run in same if weights in run["held out"]) for same in groups.values()
-        ]
-        rows.append([f"{task_weight:g}, {class_weight:g}" + (" (default)" if is_default else ""), *cells])
+    for weight in SHOWN_WEIGHTS:
+        key = f"{weight:g} {weight:g}"
+        cells = [_mean(run["held out"][key] for run in same if key in run["held out"]) for same in groups.values()]
+        rows.append([f"{weight:g}" + (" (default)" if weight == DEFAULT_WEIGHT else ""), *cells])
+    best = [best_weights([run["held out"] for run in same]) for same in groups.values()]
+    rows.append(["best pair", *(f"{accuracy:.1f} ({pair.replace(' ', ', ')})" for pair, accuracy in best)])
     for certainty, most in LIKELY:
         found = [[run["likely"][f"{certainty:g} {most}"] for run in same] for same in groups.values()]
         cells = [f"{_mean(a for a, _ in each)} ({_mean(n for _, n in each)})" for each in found]
         rows.append([f"no cascade, certainty {certainty:g}, at most {most}", *cells])
     rows.append(["no cascade, all", *(_mean(run["likely"]["all"] for run in same) for same in groups.values())])
     rows.append(["runs", *(str(len(same)) for same in groups.values())])
-    machines = " and ".join(dict.fromkeys(describe_machine(run["device"], run["versions"]) for run in runs.values()))
     note = (
-        "Accuracy on single held-out images in %, by `task_weight` and `class_weight`; in brackets the mean number of "
+        "Accuracy on single held-out images in % with equal weights of task and class, then with the best pair (task, "
+        "class) of all. Without the cascade, the weights are the default ones; in brackets the mean number of "
+        f"subnetworks that ran for an image. CIFAR-100 with `RandomPatches(800)`. {_machines()}."
     )
-    note += f"subnetworks that ran for an image. CIFAR-100 with `RandomPatches(800)`. {machines}."
     return markdown(["weights", *groups], rows, note)
+
+
+def results_table() -> str:
+    """Return the table of accuracy on test images with the weights that were best on held-out images."""
+    rows = []
+    for label, same in _groups().items():
+        weights, _ = best_weights([run["held out"] for run in same])
+        found = [run["test"] for run in same]
+        fusion = [test.get(f"Fusion {weights}", test["Fusion"]) for test in found]
+        names = ("closed form", "Cascade", "MaxOutput", "task known")
+        cells = [format_mean([test[name] for test in found]) for name in names]
+        is_default = any(f"Fusion {weights}" not in test for test in found)
+        chosen = f"{DEFAULT_WEIGHT:g}, {DEFAULT_WEIGHT:g}" if is_default else weights.replace(" ", ", ")
+        rows.append([label, chosen, format_mean(fusion), *cells, str(len(same))])
+    head = ["data", "weights", "Fusion", "closed form", "Cascade", "MaxOutput", "task known", "orders"]
+    note = (
+        "Accuracy on single test images in %. All was learned on nine tenths of the training images; the others chose "
+        "the weights, except where they are the default ones. CIFAR-100: shared space and closed form are "
+        f"`RandomPatches(800)` with mirror images. {_machines()}."
+    )
+    return markdown(head, rows, note)
+
+
+def best_weights(runs: Sequence[Mapping[str, float]]) -> tuple[str, float]:
+    """Return the pair of weights, as text, with the best mean accuracy over runs, and that accuracy."""
+    means = {pair: sum(run[pair] for run in runs) / len(runs) for pair in set.intersection(*map(set, runs))}
+    best = max(sorted(means), key=lambda pair: means[pair])
+    return best, means[best]
+
+
+def _groups() -> dict[str, list[dict[str, Any]]]:
+    """Return the published runs by the recipe and the share of its epochs."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for key, run in read_json("fusion-settings").items():
+        scale = re.search(r"epochs x ([\d.]+)", key)
+        is_short = scale is not None and scale[1] == "0.1"
+        groups.setdefault(f"`{key.split(':')[0]}`" + (", a tenth of the epochs" if is_short else ""), []).append(run)
+    return groups
+
+
+def _machines() -> str:
+    runs = read_json("fusion-settings").values()
+    return " and ".join(dict.fromkeys(describe_machine(run["device"], run["versions"]) for run in runs))
 
 
 def _mean(values: Any) -> str:

@@ -237,6 +237,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "closed-forms": closed_forms.accuracy_table,
         "closed-forms-choice": closed_forms.choice_table,
         "frozen-or-cps": frozen_or_cps_table,
+        "fusion-results": fusion_settings.results_table,
         "fusion-settings": fusion_settings.settings_table,
         "many-tasks": many_tasks_table,
     },

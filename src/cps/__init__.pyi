@@ -50,6 +50,7 @@ from .runtime.devices import make_fabric as make_fabric
 from .selection.base import (
     ClassSelector as ClassSelector,
     GraphSelector as GraphSelector,
+    HeldOutSelector as HeldOutSelector,
     LazySelector as LazySelector,
     LinkedSelector as LinkedSelector,
     Oracle as Oracle,

@@ -2,6 +2,7 @@
 
 import gc
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ import torch
 import cps
 from cps.runtime.process_state import PRECOMPUTED
 from cps.selection.base import precompute_once
+from cps.selection.fusion import DEFAULT_WEIGHT, WEIGHTS
 from cps.selection.predict import predict, run_needed
-from samples import conv_net, make_task
+from samples import ROUNDING, conv_net, make_task
 
 FUSION = cps.Fusion(cps.SharedSpace(cps.RandomReLU(40)), cps.Cascade(size=8))
 FIRSTS = (0, 10, 20, 30)
@@ -158,8 +160,10 @@ def test_wrong_settings_raise():
         cps.Fusion(cps.Cascade())
     with pytest.raises(TypeError, match=r"cascade of Fusion must be a cps.Cascade"):
         cps.Fusion(cascade=None)
-    with pytest.raises(ValueError, match="task_weight of Fusion must be 0 or more"):
+    with pytest.raises(ValueError, match="task_weight of Fusion must be a finite number, 0 or more, or None"):
         cps.Fusion(task_weight=-1.0)
+    with pytest.raises(ValueError, match="class_weight of Fusion must be a finite number, 0 or more, or None"):
+        cps.Fusion(class_weight=True)
     with pytest.raises(ValueError, match=r"certainty of Fusion must be in \(0, 1\]"):
         cps.Fusion(certainty=0.0)
     with pytest.raises(ValueError, match="most_subnetworks of Fusion must be 1 or more"):
@@ -204,3 +208,94 @@ def test_learners_that_are_gone_leave_nothing_in_the_cache(make_learner):
         del learner
         gc.collect()
     assert len(PRECOMPUTED) <= before
+
+
+WEAK = replace(FUSION, shared=cps.SharedSpace(cps.RandomReLU(2)))  # a space that knows little about the classes
+
+
+def hold_out(task):
+    """Return the task with 40 held-out images drawn like its test images."""
+    return replace(task, val=make_task(task.classes[0], test=40).test)
+
+
+@pytest.fixture(scope="module")
+def choosing(fabric):
+    """Return a learner of three tasks with held-out images; tests must not change it."""
+    training = cps.Training(6, cps.Adam(1e-2), batch_size=16)
+    torch.manual_seed(0)
+    learner = cps.Learner(conv_net(), rounds=1, train=training, retrain=training, selectors=(WEAK,), fabric=fabric)
+    for first in FIRSTS[:3]:
+        learner.learn(hold_out(make_task(first)))
+    return learner
+
+
+def scores_of_classes(learner, selector, task, evidence):
+    """Return the scores of the classes of the tasks up to `task`: those of the best task contain the largest."""
+    precomputed = selector.precompute(learner.network.statistics("Fusion")[: task + 1])
+    cascade = [{n.removeprefix("cascade "): v for n, v in k.items() if n.startswith("cascade ")} for k in precomputed]
+    tasks = selector.task_weight * selector.cascade.score_images(evidence, cascade)
+    scores = [selector.score_classes(evidence, precomputed, index) + tasks[:, [index]] for index in range(task + 1)]
+    return torch.cat(scores, dim=1)
+
+
+def test_the_weights_have_the_smallest_log_loss_on_held_out_images(choosing):
+    losses = torch.zeros(len(WEIGHTS), len(WEIGHTS))
+    for task, first in enumerate(FIRSTS[:3]):
+        images, labels = hold_out(make_task(first)).val
+        evidence = choosing.evidence(images).first(task + 1)
+        classes = torch.tensor([2 * task + label - first for label in labels])
+        for i, j in product(range(len(WEIGHTS)), repeat=2):
+            fixed = replace(WEAK, task_weight=WEIGHTS[i], class_weight=WEIGHTS[j])
+            scores = scores_of_classes(choosing, fixed, task, evidence).cpu()
+            losses[i, j] += torch.nn.functional.cross_entropy(scores, classes, reduction="sum")
+    best = divmod(int(losses.argmin()), len(WEIGHTS))
+    statistics = choosing.network.statistics("Fusion")
+    assert WEAK.weights(statistics) == (WEIGHTS[best[0]], WEIGHTS[best[1]])
+    assert WEAK.weights(statistics) != (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+    kept = torch.stack([each["held out log losses"] for each in statistics]).sum(dim=0).cpu()
+    torch.testing.assert_close(kept, losses.flatten(), **(ROUNDING or {"rtol": 1e-4, "atol": 1e-3}))
+
+
+def test_subnetworks_that_are_wrong_about_held_out_images_get_no_weight(choosing):
+    statistics = choosing.network.statistics("Fusion")
+    assert WEAK.weights(statistics)[1] > 0
+    for task, first in enumerate(FIRSTS[:3]):
+        images, labels = hold_out(make_task(first)).val
+        evidence = choosing.evidence(images)
+        inverted = [type(outputs)(outputs.features, -outputs.logits) for outputs in evidence]
+        wrong = type(evidence).of(inverted[: task + 1], evidence.features)
+        classes = torch.tensor([label - first for label in labels], device=choosing.network.device)
+        statistics[task] = {**statistics[task], **WEAK.observe_held_out(wrong, classes, statistics[: task + 1])}
+    assert WEAK.weights(statistics)[1] == 0
+
+
+def test_without_enough_held_out_images_the_weights_are_the_default_ones(choosing, learner):
+    assert FUSION.weights(learner.network.statistics("Fusion")) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+    two = choosing.network.statistics("Fusion")[:2]  # 80 images
+    assert WEAK.weights(two) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+
+
+def test_given_weights_are_not_replaced(choosing):
+    statistics = choosing.network.statistics("Fusion")
+    assert replace(WEAK, task_weight=0.3, class_weight=3.0).weights(statistics) == (0.3, 3.0)
+    with pytest.raises(ValueError, match="Fusion can only select with the weights, given or chosen, that it learned"):
+        replace(WEAK, task_weight=0.3).weights(statistics)
+
+
+def test_chosen_weights_survive_a_file_and_are_forgotten_with_their_task(choosing, tmp_path):
+    choosing.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=choosing.fabric)
+    weights = WEAK.weights(choosing.network.statistics("Fusion"))
+    assert WEAK.weights(loaded.network.statistics("Fusion")) == weights
+    loaded.forget(1)
+    left = loaded.network.statistics("Fusion")
+    assert ["held out images" in kept for kept in left] == [True, True]
+    assert WEAK.weights(left) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)  # 80 images are left
+
+
+def test_beyond_the_cascades_tasks_held_out_images_choose_the_class_weight_alone(choosing):
+    statistics = choosing.network.statistics("Fusion")
+    losses = torch.stack([kept["held out log losses"] for kept in statistics]).sum(dim=0).cpu()
+    few = replace(WEAK, cascade_tasks=2)
+    assert few.weights(statistics) == (0.0, WEIGHTS[int(losses[: len(WEIGHTS)].argmin())])
+    assert few.observe_held_out(choosing.evidence(IMAGES), torch.zeros(len(IMAGES)), statistics) == {}

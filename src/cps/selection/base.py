@@ -104,6 +104,18 @@ class LinkedSelector(Protocol):
         ...
 
 
+@runtime_checkable
+class HeldOutSelector(Protocol):
+    """A selector that also keeps statistics of images that were held out of the training of a task."""
+
+    def observe_held_out(self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics]) -> Statistics:
+        """Return statistics to keep besides those of `observe`, which are the last of `statistics`.
+
+        `evidence` holds the outputs of every subnetwork so far for the held-out images of the latest task.
+        """
+        ...
+
+
 def precompute_once(
     selector: GraphSelector, statistics: Sequence[Statistics], evidence: Evidence | None = None
 ) -> list[Statistics]:

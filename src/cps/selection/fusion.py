@@ -1,15 +1,20 @@
 """The default selector: a product of three experts, the shared space, the cascade and the subnetworks.
 
-The shared space scores every class, the cascade every task, and each subnetwork the classes of its own task. The shared
-space also shows which subnetworks are likely, and with many tasks only those run, so the time for an image does not
-grow with the number of tasks.
+The shared space scores every class, the cascade every task, and each subnetwork the classes of its own task. How much
+each expert knows depends on the training, so images that were held out of it choose the weights of the experts. The
+shared space also shows which subnetworks are likely, and with many tasks only those run, so the time for an image does
+not grow with the number of tasks.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
+from numbers import Real
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cps.network.outputs import Evidence
@@ -21,6 +26,9 @@ from cps.selection.shared_space import SharedSpace
 from cps.storage.settings_codec import NumericSettings, setting
 
 NOT_RUN = -100.0  # added to the log probability of tasks whose subnetwork did not run
+WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # to choose from on held-out images
+DEFAULT_WEIGHT = 0.25  # without enough of them
+ENOUGH_HELD_OUT = 100  # images of all tasks together
 
 
 @setting
@@ -30,7 +38,8 @@ class Fusion(NumericSettings):
 
     The log probability of a class is that in the shared space, plus `task_weight` times the log probability of its task
     by the cascade, plus `class_weight` times that of the class within its task by the subnetwork. The same sum names
-    the class.
+    the class. Weights that are None are those of `WEIGHTS` with the smallest log loss on the held-out images of the
+    tasks, or `DEFAULT_WEIGHT` if fewer than `ENOUGH_HELD_OUT` were held out. Weights of 0 leave the shared space alone.
 
     The cascade needs the outputs of all subnetworks, and its statistics grow with every task, so with more than
     `cascade_tasks` tasks it is left out. Then only the most probable tasks run their subnetworks: as many as it takes
@@ -39,8 +48,8 @@ class Fusion(NumericSettings):
 
     shared: SharedSpace = field(default=SharedSpace())
     cascade: Cascade = field(default=Cascade())
-    task_weight: float = 0.25
-    class_weight: float = 0.25
+    task_weight: float | None = None
+    class_weight: float | None = None
     cascade_tasks: int = 20
     certainty: float = 0.5
     most_subnetworks: int = 2
@@ -50,8 +59,12 @@ class Fusion(NumericSettings):
         for name, kind in (("shared", SharedSpace), ("cascade", Cascade)):
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"{name} of Fusion must be a cps.{kind.__name__}, got {getattr(self, name)!r}")
-        for name in ("task_weight", "class_weight", "cascade_tasks"):
-            self._require(name, getattr(self, name) >= 0, must="0 or more")
+        for name in ("task_weight", "class_weight"):
+            weight = getattr(self, name)
+            is_weight = isinstance(weight, Real) and not isinstance(weight, bool) and 0 <= weight < math.inf
+            self._require(name, weight is None or is_weight, must="a finite number, 0 or more, or None")
+            object.__setattr__(self, name, None if weight is None else float(weight))
+        self._require("cascade_tasks", self.cascade_tasks >= 0, must="0 or more")
         self._require("certainty", 0 < self.certainty <= 1, must="in (0, 1]")
         self._require("most_subnetworks", self.most_subnetworks >= 1, must="1 or more")
 
@@ -64,22 +77,49 @@ class Fusion(NumericSettings):
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
         """Keep the statistics of the shared space and, for the first `cascade_tasks` tasks, of the cascade."""
-        shared, cascade = _split(earlier)
+        shared, cascade, _ = _split(earlier)
         kept = {"shared ": self.shared.observe(subnetwork, evidence, labels, shared)}
         if len(earlier) < self.cascade_tasks and all(cascade):
             kept["cascade "] = self.cascade.observe(subnetwork, evidence, labels, cascade)
         return _join(kept)
 
+    def observe_held_out(self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics]) -> Statistics:
+        """Keep the log losses of the latest task's held-out images, by task weight and by class weight.
+
+        They are about all classes so far, so later tasks are not needed to choose the weights.
+        """
+        if not self._chooses_weights or not self._uses_cascade(statistics):
+            return {}
+        precomputed = self.precompute(statistics)
+        shared, cascade, _ = _split(precomputed)
+        tasks, own = self.cascade.score_images(evidence, cascade), [outputs.logits for outputs in evidence]
+        sizes = torch.tensor([logits.shape[1] for logits in own], device=tasks.device)
+        of_task = tasks.repeat_interleave(sizes, dim=1)  # (N, classes)
+        of_class = torch.cat([logits.log_softmax(dim=1) for logits in own], dim=1)
+        in_space = [self.shared.score_classes(evidence, shared, task) for task in range(len(own))]
+        scores, classes = torch.cat(in_space, dim=1), labels + int(sizes[:-1].sum())
+        losses = [
+            F.cross_entropy(scores + task_weight * of_task + class_weight * of_class, classes, reduction="sum")
+            for task_weight, class_weight in product(_candidates(self.task_weight), _candidates(self.class_weight))
+        ]
+        kept = {"log losses": torch.stack(losses), "images": torch.tensor([float(len(labels))])}
+        return _join({"held out ": kept})
+
+    @property
+    def _chooses_weights(self) -> bool:
+        return self.task_weight is None or self.class_weight is None
+
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of the other tasks without `task`."""
-        shared, cascade = _split(statistics)
+        shared, cascade, held_out = _split(statistics)
         shared = self.shared.without_task(shared, task)
         in_cascade = sum(map(bool, cascade))  # the first ones
         if task < in_cascade:
             cascade = [*self.cascade.without_task(cascade[:in_cascade], task), *cascade[in_cascade:]]
         else:
             del cascade[task]
-        return [_join({"shared ": a, "cascade ": b}) for a, b in zip(shared, cascade, strict=True)]
+        del held_out[task]
+        return [_join(dict(zip(PARTS, parts, strict=True))) for parts in zip(shared, cascade, held_out, strict=True)]
 
     def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
         """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
@@ -105,7 +145,7 @@ class Fusion(NumericSettings):
         needed = self.needed(evidence, statistics, groups)
         if needed is None:
             return mean_by_group(self.score_images(evidence, precomputed), groups)
-        shared, _ = _split(precomputed)
+        shared, *_ = _split(precomputed)
         scores = self.shared.score_images(evidence, shared) + NOT_RUN  # a copy: the evidence remembers the scores
         for task in needed.any(dim=0).nonzero()[:, 0].tolist():
             images = needed[:, task].nonzero()[:, 0]
@@ -113,21 +153,41 @@ class Fusion(NumericSettings):
         return mean_by_group(scores, groups)
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
-        """Return what the shared space and, if it is used, the cascade precompute."""
-        shared, cascade = _split(statistics)
+        """Return what the shared space and, if it is used, the cascade precompute, and the weights."""
+        shared, cascade, held_out = _split(statistics)
         parts = {"shared ": self.shared.precompute(shared)}
         if self._uses_cascade(statistics):
             parts["cascade "] = self.cascade.precompute(cascade)
-        return _Precomputed(
-            [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
-        )
+        joined = [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
+        weights = self._weights(held_out, uses_cascade=self._uses_cascade(statistics))
+        joined[0]["weights"] = torch.tensor(weights, device=shared[0]["counts"].device)
+        return _Precomputed(joined)
+
+    def weights(self, statistics: Sequence[Statistics]) -> tuple[float, float]:
+        """Return the weights of the task and of the class that these statistics lead to."""
+        return self._weights(_split(statistics)[2], uses_cascade=self._uses_cascade(statistics))
+
+    def _weights(self, held_out: Sequence[Statistics], *, uses_cascade: bool) -> tuple[float, float]:
+        """Return the weights of the task and of the class, from the log losses on held-out images."""
+        tasks, classes = _candidates(self.task_weight), _candidates(self.class_weight)
+        known = [kept for kept in held_out if kept]
+        images = sum(float(kept["images"]) for kept in known)
+        if not self._chooses_weights or images < ENOUGH_HELD_OUT:
+            return _or_default(self.task_weight), _or_default(self.class_weight)
+        if any(kept["log losses"].shape != (len(tasks) * len(classes),) for kept in known):
+            raise ValueError("Fusion can only select with the weights, given or chosen, that it learned all tasks with")
+        losses = torch.stack([kept["log losses"].cpu() for kept in known]).sum(dim=0).reshape(len(tasks), len(classes))
+        best = int((losses if uses_cascade else losses[:1]).argmin())
+        return tasks[best // len(classes)], classes[best % len(classes)]
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of the best class of each task, up to a constant, shape (N, tasks)."""
-        _, cascade = _split(precomputed)
+        _, cascade, _ = _split(precomputed)
         classes = [self.score_classes(evidence, precomputed, task).amax(dim=1) for task in range(len(precomputed))]
         scores = torch.stack(classes, dim=1)
-        return scores + self.task_weight * self.cascade.score_images(evidence, cascade) if cascade[0] else scores
+        if not cascade[0]:
+            return scores
+        return scores + precomputed[0]["weights"][0] * self.cascade.score_images(evidence, cascade)
 
     def score_classes(
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
@@ -137,13 +197,22 @@ class Fusion(NumericSettings):
         own = evidence[task] if images is None else evidence.some(task, images)
         if shared.shape[1] != own.logits.shape[1]:
             raise ValueError(f"task {task} has {own.logits.shape[1]} classes, but statistics of {shared.shape[1]}")
-        return shared + self.class_weight * own.logits.log_softmax(dim=1)
+        return shared + precomputed[0]["weights"][1] * own.logits.log_softmax(dim=1)
 
     def _uses_cascade(self, statistics: Sequence[Statistics]) -> bool:
         return len(statistics) <= self.cascade_tasks and all("cascade means" in kept for kept in statistics)
 
 
-PARTS = ("shared ", "cascade ")  # prefixes of the statistics
+PARTS = ("shared ", "cascade ", "held out ")  # prefixes of the statistics
+
+
+def _candidates(weight: float | None) -> tuple[float, ...]:
+    """Return the weights to choose from."""
+    return WEIGHTS if weight is None else (weight,)
+
+
+def _or_default(weight: float | None) -> float:
+    return DEFAULT_WEIGHT if weight is None else weight
 
 
 class _Precomputed(list[Statistics]):

@@ -11,7 +11,7 @@ from cps.data.examples import Examples, read_labels
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.devices import broadcast
-from cps.selection.base import LinkedSelector, Selector, Statistics, is_selector
+from cps.selection.base import HeldOutSelector, LinkedSelector, Selector, Statistics, is_selector
 from cps.selection.gather import gather_evidence
 from cps.selection.rejection import REJECTION_KEY, rejection_statistics
 
@@ -76,12 +76,17 @@ def collect_statistics(
     labels = read_labels(examples).to(network.device)
     for name in set(subnetwork.classes) - set(subnetwork.names(labels.unique())):
         log.warning("class %r had no training image", name)
+    others = None if held_out is None else gather_evidence(network, held_out, fabric)
     collected: dict[str, Statistics] = {}
     for selector in selectors:
-        kept = selector.observe(subnetwork, evidence, labels, network.statistics(selector.name)[:-1])
+        earlier = network.statistics(selector.name)[:-1]
+        kept = selector.observe(subnetwork, evidence, labels, earlier)
+        if held_out is not None and others is not None and isinstance(selector, HeldOutSelector):
+            own = read_labels(held_out).to(network.device)
+            kept = {**kept, **selector.observe_held_out(others, own, [*earlier, kept])}
         tensors = {key: value.to(network.device) for key, value in _check_kept(kept, selector.name).items()}
         collected[selector.name] = broadcast(tensors, fabric)
-    logits = [] if held_out is None else [gather_evidence(network, held_out, fabric)[-1].logits]
+    logits = [] if others is None else [others[-1].logits]
     are_enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
     if not are_enough:
         logits.append(evidence[-1].logits)
