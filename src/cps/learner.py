@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from cps.closed_form.calibration import calibrated_lda
 from cps.closed_form.spaces import Pretrained
 from cps.config import (
     CAPACITY,
@@ -22,7 +23,7 @@ from cps.config import (
 )
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import ClassName, Examples
+from cps.data.examples import ClassName, Examples, read_labels
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme
@@ -42,6 +43,7 @@ from cps.pruning.calibration import calibration_batches
 from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero
 from cps.runtime.seeding import generator, seeded
 from cps.selection.base import Oracle, Selector
+from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
 from cps.selection.predict import Prediction, predict
 from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
@@ -177,6 +179,30 @@ class Learner:
                         self.network, sealed, examples, held_out, config.selectors, self.fabric
                     ),
                 )
+
+    def learn_frozen(self, task: Task) -> Subnetwork:
+        """Learn a task without training: the backbone as it came, with a head in closed form. One pass over the images.
+
+        All such tasks share one pass of the backbone in predictions. They take no shared weights, and tasks can be
+        learned in both ways in turn, but the first one decides whether the weights that the backbone came with are
+        kept: it must be learned this way, or a selector must use the space `Pretrained`.
+        """
+        with self._learning():
+            if self.network.input_shape is None and self.network.pretrained is None:
+                self.network.keep_pretrained()
+            check_statistics(self.config.selectors, self.network)
+            with self._seeded(HEAD):
+                examples, held_out, _ = prepare_task(task, self.network, ROTATIONS, self.workers, min_outputs=1)
+            examples = examples.to(self.fabric.device)
+            features = gather_evidence(self.network, examples, self.fabric).features
+            scores = calibrated_lda(features(Pretrained()), read_labels(examples), len(task.classes))
+            return self.network.seal_frozen(
+                task.classes,
+                scores,
+                lambda sealed: collect_statistics(
+                    self.network, sealed, examples, held_out, self.config.selectors, self.fabric, features
+                ),
+            )
 
     def predict(
         self,

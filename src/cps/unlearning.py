@@ -30,9 +30,11 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
 def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, *key: int) -> dict[str, Tensor]:
     """Return values for the shared weights that depend on no task.
 
-    They come from the given backbone, or from a builtin one initialised by the key; without one they are drawn as
-    PyTorch initialises a new layer.
+    They come from the given backbone, else they are the weights that the backbone came with, if these were kept, else
+    they come from a builtin one initialised by the key, or are drawn as PyTorch initialises a new layer.
     """
+    if network.pretrained is not None and not isinstance(backbone, nn.Module):
+        return network.pretrained
     if isinstance(backbone, Builtin):
         backbone = backbone.make(derive_seed(*key))
     if backbone is not None:

@@ -73,7 +73,9 @@ def test_each_image_passes_each_subnetwork_once(learned, monkeypatch):
     calls = []
     outputs = SharedNetwork.outputs
     monkeypatch.setattr(
-        SharedNetwork, "outputs", lambda self, batches, tasks: calls.append([*tasks]) or outputs(self, batches, tasks)
+        SharedNetwork,
+        "outputs",
+        lambda self, batches, tasks, features: calls.append([*tasks]) or outputs(self, batches, tasks, features),
     )
     cps.evaluate(learner, tasks, group_sizes=[1, 2, 5, 10, 20, 50])
     assert calls == [[0, 1, 2]] * 3

@@ -134,7 +134,11 @@ def test_learning_beyond_the_limit_runs_no_earlier_subnetwork(make_learner, monk
     learner.learn(make_task(0))
     ran = []
     outputs = learner.network.outputs
-    monkeypatch.setattr(learner.network, "outputs", lambda batches, tasks: ran.extend(tasks) or outputs(batches, tasks))
+    monkeypatch.setattr(
+        learner.network,
+        "outputs",
+        lambda batches, tasks, features: ran.extend(tasks) or outputs(batches, tasks, features),
+    )
     learner.learn(make_task(10))
     learner.learn(make_task(20))
     assert sorted(set(ran)) == [1, 2]

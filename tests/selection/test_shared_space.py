@@ -265,7 +265,7 @@ def test_the_weights_as_they_came_survive_if_all_tasks_are_forgotten(make_learne
     learner = make_learner(selectors=(cps.SharedSpace(cps.Pretrained()),))
     before = {name: value.clone() for name, value in learner.network.pretrained.items()}
     learner.learn(make_task(0))
-    learner.forget(0)
+    learner.forget(0, fresh=conv_net())
     learner.configure(rounds=2)
     assert not all(torch.equal(learner.network.weights[name], value) for name, value in before.items())
     assert all(torch.equal(learner.network.pretrained[name], value) for name, value in before.items())

@@ -47,8 +47,8 @@ def main(folder: Path, devices: int, network: str) -> None:
         first.append(learner.fingerprint(0))
     batch_sizes = []
     outputs = learner.network.outputs
-    learner.network.outputs = lambda batches, asked: (
-        batch_sizes.append(sum(map(len, batches))) or outputs(batches, asked)
+    learner.network.outputs = lambda batches, asked, features: (
+        batch_sizes.append(sum(map(len, batches))) or outputs(batches, asked, features)
     )
     results = cps.evaluate(learner, tasks, group_sizes=[1, 5], flips=True)
     report = {

@@ -8,11 +8,37 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cps.closed_form.classifiers import LDA, mean_of_classes
-from cps.closed_form.sums import ROWS, Moments
+from cps.closed_form.classifiers import LDA, LinearScores, mean_of_classes
+from cps.closed_form.sums import ROWS, Moments, Sums
 from cps.runtime.devices import as_float64
 
+SHRINKAGES = (0.001, 0.01, 0.1, 0.5)  # of the covariance, to choose from
+CALIBRATION_IMAGES = 1000  # that get a leave-one-out score
 TEMPERATURES = tuple(2.0 ** (step / 2) for step in range(-2, 17))  # 0.5 to 256
+
+
+def calibrated_lda(features: Tensor, labels: Tensor, classes: int) -> LinearScores:
+    """Return the LDA scores of `classes` classes, fitted to features (N, d), whose softmax is calibrated.
+
+    Leave-one-out scores of at most `CALIBRATION_IMAGES` of the images choose the shrinkage and the temperature.
+    """
+    moments = Moments.of([Sums.of([(features, labels)], classes)])
+    some = spread_indices(len(labels)).to(labels.device)
+    candidates = [LDA(shrinkage) for shrinkage in SHRINKAGES]
+    losses = torch.stack(
+        [
+            log_loss_by_temperature(leave_one_out_scores(features[some], labels[some], moments, each), labels[some])
+            for each in candidates
+        ]
+    )
+    best = int(losses.amin(dim=1).argmin())
+    scores, temperature = candidates[best].fit(moments), best_temperature(losses[best])
+    return LinearScores(scores.centre, scores.weights / temperature, scores.offsets / temperature)
+
+
+def spread_indices(images: int) -> Tensor:
+    """Return the indices of `CALIBRATION_IMAGES` images, or of all if there are fewer, spread evenly."""
+    return torch.linspace(0, images - 1, min(images, CALIBRATION_IMAGES)).long()
 
 
 def leave_one_out_scores(

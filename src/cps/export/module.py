@@ -1,15 +1,16 @@
 """All subnetworks and a selector as one plain module."""
 
 import copy
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from cps.closed_form.spaces import Space
-from cps.network.outputs import Evidence
+from cps.closed_form.spaces import Pretrained, Space
+from cps.network.compact.extraction import Standalone
+from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import ClassSelector, GraphSelector, Statistics
 from cps.selection.predict import best_class, best_task
@@ -48,7 +49,11 @@ class AllTasksModule(nn.Module):
                 "'score_images'; choose another selector, e.g. MaxOutput, or export the tasks one by one"
             )
         self.selector = selector
-        self.subnetworks = nn.ModuleList(network.extract(task) for task in range(len(network.subnetworks)))
+        self.subnetworks = nn.ModuleList(
+            Standalone(nn.Identity(), each, network.prepare) if each.is_frozen else network.extract(task)
+            for task, each in enumerate(network.subnetworks)
+        )
+        self._is_frozen = [each.is_frozen for each in network.subnetworks]
         class_counts = [len(subnetwork.classes) for subnetwork in network.subnetworks]
         self.classes = tuple(name for subnetwork in network.subnetworks for name in subnetwork.classes)
         self._first_classes = [sum(class_counts[:task]) for task in range(len(class_counts))]
@@ -71,16 +76,18 @@ class AllTasksModule(nn.Module):
 
     def forward(self, images: Tensor) -> AllTasksOutput:
         """Return class, task, confidence and scores."""
-        outputs = [subnetwork.outputs(images) for subnetwork in self.subnetworks]  # pyright: ignore[reportCallIssue]
         pixels = self.subnetworks[0].pixels(images)  # pyright: ignore[reportCallIssue]
-        evidence = Evidence.of(outputs, partial(self._features, pixels))
+        features = cache(partial(self._features, pixels))
+        evidence = Evidence(partial(self._outputs, images, features), len(self.subnetworks), features)
         precomputed = self._precomputed()
         scores = self.selector.score_images(evidence, precomputed)  # (N, tasks)
         task = best_task(scores)
         selector = self.selector
         of_classes = [
-            selector.score_classes(evidence, precomputed, index) if isinstance(selector, ClassSelector) else each.logits
-            for index, each in enumerate(outputs)
+            selector.score_classes(evidence, precomputed, index)
+            if isinstance(selector, ClassSelector)
+            else evidence[index].logits
+            for index in range(len(evidence))
         ]
         confidences, classes = zip(*map(best_class, of_classes), strict=True)
         classes = [index + first for index, first in zip(classes, self._first_classes, strict=True)]
@@ -91,6 +98,17 @@ class AllTasksModule(nn.Module):
             confidence=torch.stack(confidences, dim=1).gather(1, selected)[:, 0],
             scores=scores,
         )
+
+    def _outputs(
+        self, images: Tensor, features: Callable[[Space | None], Tensor], tasks: Sequence[int]
+    ) -> list[Outputs]:
+        """Return the outputs of subnetworks; all frozen ones share the features in the space `Pretrained`."""
+        return [
+            self.subnetworks[task].from_features(features(Pretrained())[None])  # pyright: ignore[reportCallIssue]
+            if self._is_frozen[task]
+            else self.subnetworks[task].outputs(images)  # pyright: ignore[reportCallIssue]
+            for task in tasks
+        ]
 
     def _features(self, pixels: Tensor, space: Space | None) -> Tensor:
         """Return the features of the backbone's input in a space that no task owns."""

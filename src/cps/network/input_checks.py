@@ -22,32 +22,32 @@ SAMPLE = 16  # images of a data set from which the value range is estimated
 
 
 def prepare_task(
-    task: Task, network: SharedNetwork, rotations: RotationScheme, workers: int
+    task: Task, network: SharedNetwork, rotations: RotationScheme, workers: int, *, min_outputs: int = 2
 ) -> tuple[Examples, Examples | None, int]:
     """Return a task's training examples, its held-out examples or None, and the number of features of the backbone.
 
-    Raise an error for a task that the network could not learn.
+    Raise an error for a task that the network could not learn; its head must have `min_outputs` outputs.
     """
     if not isinstance(task, Task):
         hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
         raise TypeError(f"task must be a cps.Task, got {type(task).__name__}{hint}")
-    examples = _training_examples(task, network, num_rotations=rotations.num_rotations, workers=workers)
+    if 0 < len(task.classes) * rotations.num_rotations < min_outputs:
+        raise ValueError(
+            "the task has one class, and a head needs at least two outputs; learn it together with another class, or "
+            "in four rotations (rotations=cps.Rotations())"
+        )
+    examples = _training_examples(task, network, workers=workers)
     features = _run_first_images(examples, network, rotations)
     return examples, _held_out_examples(task, network, workers=workers), features
 
 
-def _training_examples(task: Task, network: SharedNetwork, *, num_rotations: int = 1, workers: int = 0) -> Examples:
+def _training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples:
     """Return the task's training examples; raise `ValueError` if it cannot be learned."""
     classes = task.classes
     if len(set(classes)) != len(classes):
         raise ValueError(f"the task names a class twice: {list(classes)}")
     if not classes:
         raise ValueError("the task names no class")
-    if len(classes) * num_rotations < 2:
-        raise ValueError(
-            "the task has one class, and a head needs at least two outputs; learn it together with another class, or "
-            "in four rotations (rotations=cps.Rotations())"
-        )
     for index, subnetwork in enumerate(network.subnetworks):
         known = set(classes) & set(subnetwork.classes)
         if known:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from cps.network.backbones import Builtin
-from cps.network.masks import Masks, is_subset, mask_shape, pack, union_of, unpack
+from cps.network.masks import Masks, full_masks, is_subset, mask_shape, pack, union_of, unpack
 from cps.network.shared import NetworkState, SharedNetwork
-from cps.network.subnetwork import Subnetwork
+from cps.network.subnetwork import Subnetwork, check_sealed
 from cps.storage import container as storage
 from cps.storage.container import FileError
 from cps.storage.settings_codec import decode, encode, upgrade_settings
@@ -34,7 +34,10 @@ def write_model(
         _check_notes(index, subnetwork.notes)
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
-    tensors |= {f"pretrained/{name}": value for name, value in (network.pretrained or {}).items()}
+    pretrained = network.pretrained
+    is_unchanged = pretrained is not None and _are_equal(pretrained, network.weights)
+    if pretrained is not None and not is_unchanged:
+        tensors |= {f"pretrained/{name}": value for name, value in pretrained.items()}
     tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
     for index, subnetwork in enumerate(network.subnetworks):
         tensors |= {f"task/{index}/{name}": value for name, value in _subnetwork_tensors(subnetwork).items()}
@@ -45,6 +48,8 @@ def write_model(
         ],
         "notes": [dict(subnetwork.notes) for subnetwork in network.subnetworks],
         "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.flips],
+        "frozen": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.is_frozen],
+        "unchanged": is_unchanged,
         "turns": {str(i): sub.num_rotations for i, sub in enumerate(network.subnetworks) if sub.num_rotations > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
@@ -82,11 +87,10 @@ class ModelContent(NamedTuple):
         """Raise `FileError` if a subnetwork uses free weights or differs from its digest."""
         if not is_subset(union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights), self.taken):
             raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
-        for subnetwork in self.subnetworks:
-            try:
-                subnetwork.check_sealed(self.weights)
-            except RuntimeError as error:
-                raise FileError(f"'{path}' is inconsistent: {error}") from None
+        try:
+            check_sealed(self.subnetworks, self.weights, {**self.initial, **(self.pretrained or {})})
+        except RuntimeError as error:
+            raise FileError(f"'{path}' is inconsistent: {error}") from None
 
 
 def parse_model(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelContent:
@@ -106,7 +110,6 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
     reader = _Reader(path, tensors, "does not fit this backbone")
     content = _parse(reader, header, network.weights, network.initial)
     content.check(path)
-    network.set_pretrained(content.pretrained)
     input_range = header.get("input_range")  # missing in early files
     network.set_state(
         NetworkState(
@@ -117,6 +120,7 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
             input_range=(input_range[0], input_range[1]) if input_range else None,
             initial=content.initial,
             parts=network.parts,
+            pretrained=content.pretrained,
         )
     )
 
@@ -128,30 +132,45 @@ def _parse(
     weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
     initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
     pretrained = None
-    if any(name.startswith("pretrained/") for name in reader.rest):
+    if header.get("unchanged"):  # missing in early files
+        pretrained = {name: value.clone() for name, value in weights.items()}
+    elif any(name.startswith("pretrained/") for name in reader.rest):
         pretrained = {n: reader.take(f"pretrained/{n}", value.shape, value.dtype) for n, value in shared.items()}
     taken = reader.masks("taken", weights)
-    subnetworks = [_subnetwork(reader, header, task, weights, initial) for task in range(len(header["classes"]))]
+    no_masks = full_masks(weights, on=False)
+    subnetworks = [
+        _subnetwork(reader, header, task, weights, initial, no_masks) for task in range(len(header["classes"]))
+    ]
+    if pretrained is None and any(subnetwork.is_frozen for subnetwork in subnetworks):
+        raise FileError(f"'{reader.path}' {reader.problem}: it has a frozen task, but not the pretrained weights")
     reader.check_all_taken()
     return ModelContent(weights, initial, pretrained, taken, subnetworks)
 
 
 def _subnetwork(
-    reader: "_Reader", header: dict[str, Any], task: int, weights: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+    reader: "_Reader",
+    header: dict[str, Any],
+    task: int,
+    weights: Mapping[str, Tensor],
+    initial: Mapping[str, Tensor],
+    no_masks: Masks,
 ) -> Subnetwork:
-    """Return the subnetwork of a task."""
+    """Return the subnetwork of a task; all frozen ones share `no_masks`."""
+    is_frozen = task in header.get("frozen", [])  # missing in early files
     names, features = header["classes"][task], header["features"][task]
     outputs = len(names) * header["turns"].get(str(task), 1)
     head = {
         "weight": reader.take(f"task/{task}/head/weight", (outputs, features)),
         "bias": reader.take(f"task/{task}/head/bias", (outputs,)),
     }
-    private = {n: reader.take(f"task/{task}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
+    private = {}
+    if not is_frozen:
+        private = {n: reader.take(f"task/{task}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
     statistics = {
         selector: {key: reader.take(f"task/{task}/statistics/{selector}/{key}") for key in keys}
         for selector, keys in header["statistics"][task].items()
     }
-    masks = reader.masks(f"task/{task}/mask", weights)
+    masks = no_masks if is_frozen else reader.masks(f"task/{task}/mask", weights)
     return Subnetwork(
         tuple(names),
         masks,
@@ -161,7 +180,12 @@ def _subnetwork(
         notes=header["notes"][task],
         flips=task in header["mirrors"],
         digest=header["fingerprints"][task],
+        is_frozen=is_frozen,
     )
+
+
+def _are_equal(tensors: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return tensors.keys() == others.keys() and all(torch.equal(tensors[name], others[name]) for name in tensors)
 
 
 def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
@@ -175,7 +199,8 @@ def _check_notes(task: int, notes: Mapping[str, Any]) -> None:
 
 def _subnetwork_tensors(subnetwork: Subnetwork) -> dict[str, Tensor]:
     """Return the tensors of a subnetwork by their names in the file, without the prefix of the task."""
-    tensors = {f"mask/{name}": pack(mask) for name, mask in subnetwork.masks.items()}
+    masks = {} if subnetwork.is_frozen else subnetwork.masks
+    tensors = {f"mask/{name}": pack(mask) for name, mask in masks.items()}
     tensors |= {f"private/{name}": value for name, value in subnetwork.private.items()}
     tensors |= {f"head/{name}": value for name, value in subnetwork.head.items()}
     for selector, kept in subnetwork.statistics.items():
@@ -231,12 +256,15 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(isinstance(notes, dict) for notes in header["notes"])
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
-        and _all_are(int, header["features"], header.get("input_shape"), header.get("mirrors"))
+        and _all_are(
+            int, header["features"], header.get("input_shape"), header.get("mirrors"), header.get("frozen", [])
+        )
         and _all_are((int, float), header.get("input_range", []))
         and _is_range(header.get("input_range", []))
         and _all_are(str, header["fingerprints"])
         and isinstance(header.get("settings"), dict)
         and isinstance(header.get("turns"), dict)
+        and isinstance(header.get("unchanged", False), bool)
         and all(num_rotations == 4 for num_rotations in header["turns"].values())
         and all(0 < number < 2**24 for number in (*header["features"], *header["input_shape"]))
         and ((0 < math.prod(header["input_shape"]) < 2**28 and bool(header["input_shape"])) or not header["classes"])

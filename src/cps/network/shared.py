@@ -5,14 +5,15 @@ import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from cps.closed_form.spaces import Space, default_space
+from cps.closed_form.classifiers import LinearScores
+from cps.closed_form.spaces import Pretrained, Space, default_space
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import RotationScheme, Upright
@@ -35,7 +36,7 @@ from cps.network.partition import (
     put_channels_last,
     set_tensors,
 )
-from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
+from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork, check_sealed, stand_in
 from cps.runtime.devices import cuda_device, deterministic_cudnn, full_precision, without_autocast
 from cps.runtime.process_state import CopyableLock
 from cps.storage.container import digest
@@ -43,6 +44,7 @@ from cps.storage.container import digest
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 256  # images per pass of the whole backbone, counting every view
+NO_IMAGES = -1e4  # logit of a class without images in a head in closed form
 
 
 class NetworkState(NamedTuple):
@@ -55,6 +57,7 @@ class NetworkState(NamedTuple):
     input_range: tuple[float, float] | None
     initial: dict[str, Tensor]
     parts: Parts
+    pretrained: dict[str, Tensor] | None
 
 
 class SharedNetwork:
@@ -158,6 +161,7 @@ class SharedNetwork:
         """Replace weights, masks and subnetworks, for instance by those of a model file."""
         for name, value in state._asdict().items():
             setattr(self, name, value)
+        self._spaces.clear()
         self.clear_compact()
 
     def make_private(self, names: Collection[str]) -> None:
@@ -167,14 +171,13 @@ class SharedNetwork:
         self.weights = {name: value for name, value in self.weights.items() if name not in names}
         self.taken = {name: value for name, value in self.taken.items() if name not in names}
         if self.pretrained is not None:
-            self.set_pretrained({name: self.pretrained[name] for name in self.weights})
+            self._set_pretrained({name: self.pretrained[name] for name in self.weights})
 
     def keep_pretrained(self) -> None:
         """Keep the shared weights as they came, for the space `Pretrained`; only possible before the first task."""
-        self.set_pretrained({name: value.clone() for name, value in self.weights.items()})
+        self._set_pretrained({name: value.clone() for name, value in self.weights.items()})
 
-    def set_pretrained(self, weights: dict[str, Tensor] | None) -> None:
-        """Replace the shared weights as they came by those of a model file."""
+    def _set_pretrained(self, weights: dict[str, Tensor]) -> None:
         self.pretrained = weights
         self._spaces.clear()
 
@@ -234,13 +237,46 @@ class SharedNetwork:
             self._take_weights(draft)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
         private = {name: copy_like(self.initial[name], value) for name, value in draft.private().items()}
-        sealed = Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips)
-        sealed = dataclasses.replace(sealed, digest=sealed.digest_in(self.weights))
+        return self._append(Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips), collect)
+
+    def seal_frozen(
+        self,
+        classes: Sequence[ClassName],
+        scores: LinearScores,
+        collect: Callable[[Subnetwork], dict[str, Statistics]] | None = None,
+    ) -> Subnetwork:
+        """Add a subnetwork that is the backbone as it came, with scores of its features in the space `Pretrained`."""
+        head = {"weight": scores.weights.T, "bias": scores.offsets - scores.centre @ scores.weights}
+        head = {name: value.to(self.device, torch.float32).contiguous() for name, value in head.items()}
+        head["bias"].clamp_(min=NO_IMAGES)  # a class without images has minus infinity
+        return self._append(Subnetwork(tuple(classes), self._no_masks(), {}, head, is_frozen=True), collect)
+
+    def _append(self, sealed: Subnetwork, collect: Callable[[Subnetwork], dict[str, Statistics]] | None) -> Subnetwork:
+        """Add a sealed subnetwork, with its digest and the statistics that `collect` returns."""
+        sealed = dataclasses.replace(sealed, digest=self._digest(sealed))
         self.subnetworks.append(sealed)
         if collect is not None:
             self.subnetworks[-1] = dataclasses.replace(sealed, statistics=collect(sealed))
             self.release_images()
         return self.subnetworks[-1]
+
+    def _no_masks(self) -> Masks:
+        """Return the masks of frozen subnetworks, which they all share."""
+        known = (subnetwork.masks for subnetwork in self.subnetworks if subnetwork.is_frozen)
+        return next(known, None) or full_masks(self.weights, on=False)
+
+    def _digest(self, subnetwork: Subnetwork) -> str:
+        """Return the digest of everything that belongs to a subnetwork."""
+        return subnetwork.digest_in(stand_in(self._all_pretrained()) if subnetwork.is_frozen else self.weights)
+
+    def _all_pretrained(self) -> dict[str, Tensor]:
+        """Return all tensors of the backbone as it came."""
+        if self.pretrained is None:
+            raise ValueError(
+                "the weights that the backbone came with were not kept; a selector with the space Pretrained must be "
+                "among the learner's selectors, or the first task learned by learn_frozen"
+            )
+        return {**self.initial, **self.pretrained}
 
     def _take_weights(self, draft: Draft) -> None:
         """Write the draft's own weights into the shared ones; free weights get the values of dense training."""
@@ -290,11 +326,16 @@ class SharedNetwork:
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
         """Return the tensors that turn the backbone into a task's subnetwork: masked weights and private parts."""
-        return self.subnetworks[task].tensors(self.weights)
+        subnetwork = self.subnetworks[task]
+        return self._all_pretrained() if subnetwork.is_frozen else subnetwork.tensors(self.weights)
 
-    def evidence(self, batches: Iterable[Tensor]) -> Evidence:
-        """Return the outputs of every subnetwork for batches of images, computed on demand."""
+    def evidence(self, batches: Iterable[Tensor], features: Callable[[Space | None], Tensor] | None = None) -> Evidence:
+        """Return the outputs of every subnetwork for batches of images, computed on demand.
+
+        `features` returns the features of these images in a space, if they are known from an earlier evidence.
+        """
         known = [*self.subnetworks]
+        features = features or cache(partial(self.features, batches))
 
         def check() -> None:
             if [each.digest for each in known] != [each.digest for each in self.subnetworks[: len(known)]]:
@@ -303,16 +344,15 @@ class SharedNetwork:
         def forward(tasks: Sequence[int]) -> list[Outputs]:
             with self.in_use():
                 check()
-                return self.outputs(batches, tasks)
+                return self.outputs(batches, tasks, features)
 
-        features = partial(self.features, batches)
         if not isinstance(batches, Sequence):  # read from files, so one image alone is not cheaper to get
             return Evidence(forward, len(known), features)
 
         def forward_some(images: Mapping[int, Tensor]) -> dict[int, Outputs]:
             with self.in_use():
                 check()
-                return self.outputs_for(batches, images)
+                return self.outputs_for(batches, images, features)
 
         return Evidence(forward, len(known), features, forward_some, sum(map(len, batches)))
 
@@ -336,38 +376,62 @@ class SharedNetwork:
 
     def pretrained_backbone(self) -> nn.Module:
         """Return a copy of the backbone with the weights it came with."""
-        if self.pretrained is None:
-            raise ValueError(
-                "the weights that the backbone came with were not kept; a selector with the space Pretrained must be "
-                "among the learner's selectors from the first task on"
-            )
-        return copy_with_tensors(self.backbone, {**self.initial, **self.pretrained})
+        return copy_with_tensors(self.backbone, self._all_pretrained())
 
     @torch.no_grad()
-    def outputs(self, batches: Iterable[Tensor], tasks: Sequence[int]) -> list[Outputs]:
-        """Run the subnetworks of `tasks` on batches of images: the compact ones together, the others one by one."""
+    def outputs(
+        self,
+        batches: Iterable[Tensor],
+        tasks: Sequence[int],
+        features: Callable[[Space | None], Tensor] | None = None,
+    ) -> list[Outputs]:
+        """Run the subnetworks of `tasks` on batches of images: the compact ones together, the others one by one.
+
+        All frozen ones share the features in the space `Pretrained`, which `features` returns if they are known.
+        """
         with self.in_use():
-            compact = {task: self.subnetworks[task] for task in tasks if self._compact.is_worthwhile(task)}
-            outputs = finite_outputs(self._compact.outputs(map(self.pixels, batches), compact))
+            frozen = self._frozen_outputs(tasks, features or partial(self.features, batches))
+            others = [task for task in tasks if task not in frozen]
+            compact = {task: self.subnetworks[task] for task in others if self._compact.is_worthwhile(task)}
+            outputs = frozen | finite_outputs(self._compact.outputs(map(self.pixels, batches), compact))
             # The others have no compact form, or features too large for the half precision it may compute in.
             return [outputs[task] if task in outputs else self.full_outputs(batches, task) for task in tasks]
 
+    def _frozen_outputs(self, tasks: Iterable[int], features: Callable[[Space | None], Tensor]) -> dict[int, Outputs]:
+        """Return the outputs of the frozen subnetworks among `tasks`: their heads on features that they share."""
+        frozen = {task: self.subnetworks[task] for task in tasks if self.subnetworks[task].is_frozen}
+        return {task: each.outputs(features(Pretrained())[None]) for task, each in frozen.items()}
+
     @torch.no_grad()
-    def outputs_for(self, batches: Sequence[Tensor], images: Mapping[int, Tensor]) -> dict[int, Outputs]:
-        """Run subnetworks on some of the images each, given as indices in order: the compact ones concurrently."""
-        found: dict[int, list[Outputs]] = {task: [] for task in images}
+    def outputs_for(
+        self,
+        batches: Sequence[Tensor],
+        images: Mapping[int, Tensor],
+        features: Callable[[Space | None], Tensor] | None = None,
+    ) -> dict[int, Outputs]:
+        """Run subnetworks on some of the images each, given as indices in order: the compact ones concurrently.
+
+        `features` is that of `outputs`.
+        """
         first = 0
         with self.in_use():
+            frozen = self._frozen_outputs(images, features or partial(self.features, batches))
+            chosen = {
+                task: Outputs(*(part[images[task].to(part.device)] for part in outputs))
+                for task, outputs in frozen.items()
+            }
+            others = {task: indices for task, indices in images.items() if task not in frozen}
+            found: dict[int, list[Outputs]] = {task: [] for task in others}
             for batch in batches:
                 own = {
                     task: batch[indices[(indices >= first) & (indices < first + len(batch))] - first]
-                    for task, indices in images.items()
+                    for task, indices in others.items()
                 }
                 parts = {task: self.pixels(part) for task, part in own.items() if len(part)}
                 for task, outputs in self._outputs_of_parts(parts).items():
                     found[task].append(outputs)
                 first += len(batch)
-        return {task: concatenate(outputs) for task, outputs in found.items()}
+        return chosen | {task: concatenate(outputs) for task, outputs in found.items()}
 
     def _outputs_of_parts(self, parts: Mapping[int, Tensor]) -> dict[int, Outputs]:
         """Run each task's subnetwork on pixels of its own."""
@@ -384,10 +448,13 @@ class SharedNetwork:
             return self._full_outputs(map(self.pixels, batches), task)
 
     def _full_outputs(self, pixels: Iterable[Tensor], task: int) -> Outputs:
-        subnetwork, tensors = self.subnetworks[task], self.tensors_of(task)
-        self.backbone.eval()
+        subnetwork = self.subnetworks[task]
+        if subnetwork.is_frozen:
+            network: Callable[[Tensor], Tensor] = self.space_module(Pretrained())
+        else:
+            self.backbone.eval()
+            network = partial(functional_call, self.backbone, self.tensors_of(task))
         size = max(1, MAX_BATCH // len(subnetwork.views))
-        network = partial(functional_call, self.backbone, tensors)
         chunks = (chunk for batch in pixels for chunk in batch.split(size))
         return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
 
@@ -395,6 +462,8 @@ class SharedNetwork:
         """Return a subnetwork as a small, plain module, without the channels it does not use."""
         with self.in_use():
             self.check_task(task)
+            if self.subnetworks[task].is_frozen:
+                return Standalone(copy.deepcopy(self.space_module(Pretrained())), self.subnetworks[task], self.prepare)
             compact = self._compact.extract(task)
             backbone = copy_with_tensors(self.backbone, self.tensors_of(task)) if compact is None else compact
             return Standalone(backbone, self.subnetworks[task], self.prepare)
@@ -404,7 +473,7 @@ class SharedNetwork:
         with self.in_use(), full_precision():
             self.check_task(task)
             outputs = self.full_outputs([self._noise(4)], task)
-            return Fingerprint(self.subnetworks[task].digest_in(self.weights), digest(outputs._asdict()))
+            return Fingerprint(self._digest(self.subnetworks[task]), digest(outputs._asdict()))
 
     def _noise(self, images: int) -> Tensor:
         """Return images of noise, or zeros if the backbone does not accept noise."""
@@ -426,8 +495,7 @@ class SharedNetwork:
 
     def check_sealed(self) -> None:
         """Raise `RuntimeError` if any sealed subnetwork has changed since it was sealed, by its digest."""
-        for subnetwork in self.subnetworks:
-            subnetwork.check_sealed(self.weights)
+        check_sealed(self.subnetworks, self.weights, {**self.initial, **(self.pretrained or {})})
 
     def statistics(self, selector: str) -> list[Statistics]:
         """Return the statistics that a selector keeps about each task."""

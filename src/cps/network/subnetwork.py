@@ -1,6 +1,6 @@
 """A sealed subnetwork, and the map between its head's outputs and the classes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ class Subnetwork:
 
     `statistics` holds, by selector name, what that selector keeps about the task. `notes` is JSON data about how it
     was learned, such as the date and the accuracy (see `Learner.annotate`). `flips` tells whether predictions average
-    over mirror images too. `digest` is the digest of all its tensors when it was sealed.
+    over mirror images too. `digest` is the digest of all its tensors when it was sealed. `is_frozen` tells that it is
+    the backbone as it came: it uses no shared weight, so its masks are all off, and only its head is its own.
     """
 
     classes: tuple[ClassName, ...]
@@ -44,6 +45,7 @@ class Subnetwork:
     notes: Mapping[str, Any] = field(default_factory=dict)
     flips: bool = False
     digest: str = ""
+    is_frozen: bool = False
 
     @property
     def num_rotations(self) -> int:
@@ -66,22 +68,25 @@ class Subnetwork:
         return Outputs(average_views(features), class_logits(features, self.views, **self.head))
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors that turn a backbone into this subnetwork: masked shared weights and private parts."""
+        """Return the tensors that turn a backbone into this subnetwork: masked shared weights and private parts.
+
+        A frozen subnetwork has no such tensors: it is the backbone as it came.
+        """
+        assert not self.is_frozen
         shared = {name: masked(weight, self.masks[name]) for name, weight in weights.items()}
         # Copies, since a module may change its buffers even in eval mode.
         return {**shared, **{name: value.clone() for name, value in self.private.items()}}
 
     def digest_in(self, weights: Mapping[str, Tensor]) -> str:
-        """Return the digest of everything that belongs to it, including its part of the shared weights."""
+        """Return the digest of everything that belongs to it, including its part of the shared weights.
+
+        For a frozen subnetwork, `weights` is the `stand_in` for the backbone as it came.
+        """
         masks = {f"mask {name}": mask for name, mask in self.masks.items()}
         head = {f"head {name}": value for name, value in self.head.items()}
         flips = " and mirror images" if self.flips else ""  # this text is part of the digests in model files
-        return digest({**self.tensors(weights), **masks, **head}, repr(self.classes) + flips)
-
-    def check_sealed(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise `RuntimeError` if anything of it has changed since it was sealed."""
-        if self.digest_in(weights) != self.digest:
-            raise RuntimeError(f"the subnetwork of {shorten_names(self.classes)} has changed since it was sealed")
+        tensors = weights if self.is_frozen else {**self.tensors(weights), **masks}
+        return digest({**tensors, **head}, repr(self.classes) + flips)
 
     def local(self, labels: Sequence[ClassName]) -> Tensor:
         """Return the head's output index of each label."""
@@ -90,6 +95,24 @@ class Subnetwork:
     def names(self, outputs: Tensor) -> list[ClassName]:
         """Return the class of each output index of the head."""
         return [self.classes[index] for index in outputs.tolist()]
+
+
+def check_sealed(
+    subnetworks: Iterable[Subnetwork], weights: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]
+) -> None:
+    """Raise `RuntimeError` if anything of a subnetwork has changed since it was sealed.
+
+    `weights` are the shared weights, `pretrained` all tensors of the backbone as it came.
+    """
+    came = stand_in(pretrained)
+    for subnetwork in subnetworks:
+        if subnetwork.digest_in(came if subnetwork.is_frozen else weights) != subnetwork.digest:
+            raise RuntimeError(f"the subnetwork of {shorten_names(subnetwork.classes)} has changed since it was sealed")
+
+
+def stand_in(pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the digest of a backbone as a tensor, so that frozen subnetworks need not each hash all of it."""
+    return {"backbone": torch.frombuffer(bytearray.fromhex(digest(pretrained)), dtype=torch.uint8)}
 
 
 def local_labels(classes: Sequence[ClassName], labels: Sequence[ClassName]) -> Tensor:

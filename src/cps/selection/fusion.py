@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -61,7 +60,7 @@ class Fusion(NumericSettings):
                 raise TypeError(f"{name} of Fusion must be a cps.{kind.__name__}, got {getattr(self, name)!r}")
         for name in ("task_weight", "class_weight"):
             weight = getattr(self, name)
-            is_weight = isinstance(weight, Real) and not isinstance(weight, bool) and 0 <= weight < math.inf
+            is_weight = isinstance(weight, int | float) and not isinstance(weight, bool) and 0 <= weight < math.inf
             self._require(name, weight is None or is_weight, must="a finite number, 0 or more, or None")
             object.__setattr__(self, name, None if weight is None else float(weight))
         self._require("cascade_tasks", self.cascade_tasks >= 0, must="0 or more")
@@ -77,11 +76,11 @@ class Fusion(NumericSettings):
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
         """Keep the statistics of the shared space and, for the first `cascade_tasks` tasks, of the cascade."""
-        shared, cascade, _ = _split(earlier)
+        shared, cascade = _split(earlier)
         kept = {"shared ": self.shared.observe(subnetwork, evidence, labels, shared)}
         if len(earlier) < self.cascade_tasks and all(cascade):
             kept["cascade "] = self.cascade.observe(subnetwork, evidence, labels, cascade)
-        return _join(kept)
+        return _join(kept) | ({FROZEN: torch.ones(1)} if subnetwork.is_frozen else {})
 
     def observe_held_out(self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics]) -> Statistics:
         """Keep the log losses of the latest task's held-out images, by task weight and by class weight.
@@ -91,7 +90,7 @@ class Fusion(NumericSettings):
         if not self._chooses_weights or not self._uses_cascade(statistics):
             return {}
         precomputed = self.precompute(statistics)
-        shared, cascade, _ = _split(precomputed)
+        shared, cascade = _split(precomputed)
         tasks, own = self.cascade.score_images(evidence, cascade), [outputs.logits for outputs in evidence]
         sizes = torch.tensor([logits.shape[1] for logits in own], device=tasks.device)
         of_task = tasks.repeat_interleave(sizes, dim=1)  # (N, classes)
@@ -102,8 +101,7 @@ class Fusion(NumericSettings):
             F.cross_entropy(scores + task_weight * of_task + class_weight * of_class, classes, reduction="sum")
             for task_weight, class_weight in product(_candidates(self.task_weight), _candidates(self.class_weight))
         ]
-        kept = {"log losses": torch.stack(losses), "images": torch.tensor([float(len(labels))])}
-        return _join({"held out ": kept})
+        return {LOSSES: torch.stack(losses), HELD_OUT: torch.tensor([float(len(labels))])}
 
     @property
     def _chooses_weights(self) -> bool:
@@ -111,18 +109,21 @@ class Fusion(NumericSettings):
 
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of the other tasks without `task`."""
-        shared, cascade, held_out = _split(statistics)
+        shared, cascade = _split(statistics)
         shared = self.shared.without_task(shared, task)
         in_cascade = sum(map(bool, cascade))  # the first ones
         if task < in_cascade:
             cascade = [*self.cascade.without_task(cascade[:in_cascade], task), *cascade[in_cascade:]]
         else:
             del cascade[task]
-        del held_out[task]
-        return [_join(dict(zip(PARTS, parts, strict=True))) for parts in zip(shared, cascade, held_out, strict=True)]
+        own = [_without_parts(kept) for index, kept in enumerate(statistics) if index != task]
+        parts = zip(shared, cascade, own, strict=True)
+        return [_join({"shared ": a, "cascade ": b, "": rest}) for a, b, rest in parts]
 
     def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
         """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
+        if not any(self.weights(statistics)):
+            return torch.zeros(len(groups), len(evidence), dtype=torch.bool)
         if self._uses_cascade(statistics) or self.certainty == 1:
             return None
         key = self, "needed", id(precompute_once(self, statistics, evidence)), tuple(groups.tolist())
@@ -145,7 +146,7 @@ class Fusion(NumericSettings):
         needed = self.needed(evidence, statistics, groups)
         if needed is None:
             return mean_by_group(self.score_images(evidence, precomputed), groups)
-        shared, *_ = _split(precomputed)
+        shared, _ = _split(precomputed)
         scores = self.shared.score_images(evidence, shared) + NOT_RUN  # a copy: the evidence remembers the scores
         for task in needed.any(dim=0).nonzero()[:, 0].tolist():
             images = needed[:, task].nonzero()[:, 0]
@@ -154,35 +155,35 @@ class Fusion(NumericSettings):
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return what the shared space and, if it is used, the cascade precompute, and the weights."""
-        shared, cascade, held_out = _split(statistics)
+        shared, cascade = _split(statistics)
         parts = {"shared ": self.shared.precompute(shared)}
         if self._uses_cascade(statistics):
             parts["cascade "] = self.cascade.precompute(cascade)
         joined = [_join({name: part[task] for name, part in parts.items()}) for task in range(len(statistics))]
-        weights = self._weights(held_out, uses_cascade=self._uses_cascade(statistics))
-        joined[0]["weights"] = torch.tensor(weights, device=shared[0]["counts"].device)
+        joined[0]["weights"] = torch.tensor(self.weights(statistics), device=shared[0]["counts"].device)
         return _Precomputed(joined)
 
     def weights(self, statistics: Sequence[Statistics]) -> tuple[float, float]:
-        """Return the weights of the task and of the class that these statistics lead to."""
-        return self._weights(_split(statistics)[2], uses_cascade=self._uses_cascade(statistics))
+        """Return the weights of the task and of the class that these statistics lead to.
 
-    def _weights(self, held_out: Sequence[Statistics], *, uses_cascade: bool) -> tuple[float, float]:
-        """Return the weights of the task and of the class, from the log losses on held-out images."""
-        tasks, classes = _candidates(self.task_weight), _candidates(self.class_weight)
-        known = [kept for kept in held_out if kept]
-        images = sum(float(kept["images"]) for kept in known)
+        Both are 0 if no task was trained: frozen subnetworks are closed forms of the same features.
+        """
+        known = [kept for kept in statistics if LOSSES in kept]
+        images = sum(float(kept[HELD_OUT]) for kept in known)
+        if all(FROZEN in kept for kept in statistics):
+            return 0.0, 0.0
         if not self._chooses_weights or images < ENOUGH_HELD_OUT:
             return _or_default(self.task_weight), _or_default(self.class_weight)
-        if any(kept["log losses"].shape != (len(tasks) * len(classes),) for kept in known):
+        tasks, classes = _candidates(self.task_weight), _candidates(self.class_weight)
+        if any(kept[LOSSES].shape != (len(tasks) * len(classes),) for kept in known):
             raise ValueError("Fusion can only select with the weights, given or chosen, that it learned all tasks with")
-        losses = torch.stack([kept["log losses"].cpu() for kept in known]).sum(dim=0).reshape(len(tasks), len(classes))
-        best = int((losses if uses_cascade else losses[:1]).argmin())
+        losses = torch.stack([kept[LOSSES].cpu() for kept in known]).sum(dim=0).reshape(len(tasks), len(classes))
+        best = int((losses if self._uses_cascade(statistics) else losses[:1]).argmin())
         return tasks[best // len(classes)], classes[best % len(classes)]
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of the best class of each task, up to a constant, shape (N, tasks)."""
-        _, cascade, _ = _split(precomputed)
+        _, cascade = _split(precomputed)
         classes = [self.score_classes(evidence, precomputed, task).amax(dim=1) for task in range(len(precomputed))]
         scores = torch.stack(classes, dim=1)
         if not cascade[0]:
@@ -203,7 +204,8 @@ class Fusion(NumericSettings):
         return len(statistics) <= self.cascade_tasks and all("cascade means" in kept for kept in statistics)
 
 
-PARTS = ("shared ", "cascade ", "held out ")  # prefixes of the statistics
+PARTS = ("shared ", "cascade ")  # prefixes of the statistics
+LOSSES, HELD_OUT, FROZEN = "held out log losses", "held out images", "is frozen"  # keys of the others
 
 
 def _candidates(weight: float | None) -> tuple[float, ...]:
@@ -233,6 +235,11 @@ def _split(statistics: Sequence[Statistics]) -> list[list[Statistics]]:
 
 def _without_prefix(prefix: str, kept: Mapping[str, Tensor]) -> Statistics:
     return {name.removeprefix(prefix): value for name, value in kept.items() if name.startswith(prefix)}
+
+
+def _without_parts(kept: Statistics) -> Statistics:
+    """Return the statistics that belong to no part."""
+    return {name: value for name, value in kept.items() if not name.startswith(PARTS)}
 
 
 def _join(parts: Mapping[str, Statistics]) -> Statistics:

@@ -1,9 +1,12 @@
 """Outputs of all subnetworks for many images, computed by all processes together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from cps.closed_form.spaces import Space
 from cps.data.examples import Examples, ImageBatches
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
@@ -15,21 +18,29 @@ if TYPE_CHECKING:
 GPU_BATCH_VALUES = 2**22  # input values per batch that keep a GPU busy
 
 
-def gather_evidence(network: SharedNetwork, examples: Examples, fabric: "Fabric", *, flipped: bool = False) -> Evidence:
+def gather_evidence(
+    network: SharedNetwork,
+    examples: Examples,
+    fabric: "Fabric",
+    *,
+    flipped: bool = False,
+    features: Callable[[Space | None], Tensor] | None = None,
+) -> Evidence:
     """Return the evidence of every subnetwork for examples, or for their mirror images if `flipped`.
 
-    Each process runs its part of the images and all receive all outputs, so all processes must make the same calls.
+    `features` returns their features in a space, if they are known from an earlier evidence. Each process runs its part
+    of the images and all receive all outputs, so all processes must make the same calls.
     """
     processes, size = fabric.world_size, _batch_size(network)
     if processes == 1 or len(examples) < processes:
-        return network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size))
+        return network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size), features)
     part = {"part": fabric.global_rank, "parts": processes}
     own = network.evidence(ImageBatches(examples, flipped=flipped, batch_size=size, **part))
 
     def forward(tasks: Sequence[int]) -> list[Outputs]:
         return [Outputs(*(gather_rows(rows, fabric) for rows in outputs)) for outputs in own.compute(tasks)]
 
-    return Evidence(forward, len(own), lambda space: gather_rows(own.features(space), fabric))
+    return Evidence(forward, len(own), features or (lambda space: gather_rows(own.features(space), fabric)))
 
 
 def _batch_size(network: SharedNetwork) -> int:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from cps.closed_form.calibration import (
+    SHRINKAGES,
     TEMPERATURES,
     best_temperature,
     leave_one_out_scores,
     log_loss_by_temperature,
+    spread_indices,
 )
 from cps.closed_form.classifiers import LDA, TINY, LinearScores, nearest_mean_scores
 from cps.closed_form.spaces import Flipped, Space
@@ -27,9 +29,7 @@ from cps.selection.base import Statistics, precompute_once
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
-SHRINKAGES = (0.001, 0.01, 0.1, 0.5)
 CALIBRATION_TASKS = 20  # tasks with leave-one-out scores; with more, learning would get slower with every task
-CALIBRATION_IMAGES = 1000  # of a task that get a leave-one-out score
 
 
 @setting
@@ -90,7 +90,7 @@ class SharedSpace(NumericSettings):
         if len(earlier) >= CALIBRATION_TASKS:
             return kept
         moments = _moments([*earlier, kept])
-        some = torch.linspace(0, len(labels) - 1, min(len(labels), CALIBRATION_IMAGES)).long().to(labels.device)
+        some = spread_indices(len(labels)).to(labels.device)
         classes = sum(len(each["counts"]) for each in earlier) + labels[some].to(moments.means.device)
         losses = [
             log_loss_by_temperature(
@@ -103,6 +103,10 @@ class SharedSpace(NumericSettings):
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of the other tasks. Only the log losses of later ones were influenced by `task`."""
         return [kept for index, kept in enumerate(statistics) if index != task]
+
+    def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
+        """Need no subnetwork: the space names the class, too."""
+        return torch.zeros(len(groups), len(evidence), dtype=torch.bool)
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the log probability of each task, averaged over each group."""

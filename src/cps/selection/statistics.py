@@ -1,12 +1,13 @@
 """The statistics that are kept about each task: those of its selectors, and those of rejection. Never images."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from cps.closed_form.spaces import Space
 from cps.data.examples import Examples, read_labels
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
@@ -65,12 +66,14 @@ def collect_statistics(
     held_out: Examples | None,
     selectors: Sequence[Selector],
     fabric: "Fabric",
+    features: Callable[[Space | None], Tensor] | None = None,
 ) -> dict[str, Statistics]:
     """Return the statistics of the task learned last, whose subnetwork is the last of the network.
 
-    The rejection threshold comes from held-out images alone if there are enough of them.
+    The rejection threshold comes from held-out images alone if there are enough of them. `features` returns the
+    examples' features in a space, if they are known.
     """
-    evidence = gather_evidence(network, examples, fabric)
+    evidence = gather_evidence(network, examples, fabric, features=features)
     if not all(part.isfinite().all() for part in evidence[-1]):
         raise FloatingPointError("training produced a subnetwork with NaN or infinite outputs; lower the learning rate")
     labels = read_labels(examples).to(network.device)

@@ -61,7 +61,10 @@ class Standalone(nn.Module):
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all views."""
         pixels = self.pixels(images)
-        features = torch.stack([self.backbone(view(pixels)).float() for view in self.views])  # (views, N, d)
+        return self.from_features(torch.stack([self.backbone(view(pixels)).float() for view in self.views]))
+
+    def from_features(self, features: Tensor) -> Outputs:
+        """Return features and logits, averaged over all views, from features (views, N, d)."""
         return Outputs(average_views(features), class_logits(features, self.views, self.head.weight, self.head.bias))
 
     def pixels(self, images: Tensor) -> Tensor:
