@@ -31,7 +31,7 @@ def make_model(path: Path) -> None:
     """Write a ResNet-18(1/3) with a few tasks; what it has learned does not matter here."""
     draws = torch.Generator().manual_seed(0)
     quick = cps.Training(1, batch_size=16)
-    learner = cps.Learner(cps.Builtin("resnet18-third"), rounds=1, train=quick, retrain=quick)
+    learner = cps.Learner(cps.Architecture("resnet18-third"), rounds=1, train=quick, retrain=quick)
     for task in range(TASKS):
         names = [f"{task}a", f"{task}b"]
         learner.learn(cps.Task(names, train=(torch.rand(32, 3, SIZE, SIZE, generator=draws), names * 16)))

@@ -18,15 +18,15 @@ def test_learning_after_loading_gives_the_same_bits_each_time(saved, tmp_path):
 
 
 def test_a_model_of_a_builtin_backbone_loads_without_it_and_keeps_its_notes(tmp_path):
-    learner = cps.Learner(cps.Builtin("small"), rounds=0, train=cps.Training(1))
+    learner = cps.Learner(cps.Architecture("small"), rounds=0, train=cps.Training(1))
     learner.learn(make_task(0, shape=(3, 6, 6)))
     learner.annotate(0, day="2026-11-15")
     learner.save(tmp_path / "model.cps")
     loaded = cps.load(tmp_path / "model.cps")
     assert loaded.fingerprint(0) == learner.fingerprint(0)
     assert loaded.network.subnetworks[0].notes == {"day": "2026-11-15"}
-    assert loaded.architecture == cps.Builtin("small")
-    again = cps.Learner(cps.Builtin("small"), rounds=0, train=cps.Training(1))
+    assert loaded.architecture == cps.Architecture("small")
+    again = cps.Learner(cps.Architecture("small"), rounds=0, train=cps.Training(1))
     torch.manual_seed(5)  # a builtin backbone depends only on the learner's seed
     again.learn(make_task(0, shape=(3, 6, 6)))
     assert again.fingerprint(0) == learner.fingerprint(0)

@@ -144,7 +144,7 @@ def test_fresh_values_come_from_the_seed_or_from_a_given_backbone(make_learner):
 
 
 def test_free_weights_of_a_builtin_backbone_are_initialised_like_a_new_one(make_learner):
-    learner = make_learner(cps.Builtin("small"))
+    learner = make_learner(cps.Architecture("small"))
     learner.learn(make_task(0, shape=(3, 6, 6)))
     learner.forget(0)
     drawn, new = learner.network.weights["layers.3.weight"], cps.SmallConvNet(3).layers[3].weight.detach()

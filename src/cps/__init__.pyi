@@ -30,8 +30,9 @@ from .export.tasks import Export as Export, export_all as export_all, export_tas
 from .learner import Learner as Learner
 from .loading import load as load
 from .methods.closed_form import ClosedForm as ClosedForm
+from .network.architectures import Architecture as Architecture
 from .network.backbones import (
-    Builtin as Builtin,
+    EfficientNetLite0 as EfficientNetLite0,
     SmallConvNet as SmallConvNet,
     resnet18 as resnet18,
     resnet32 as resnet32,

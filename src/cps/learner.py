@@ -23,12 +23,12 @@ from cps.config import (
 )
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import ClassName, Examples, read_labels
+from cps.data.examples import ClassName, CountedExamples, Examples, read_labels
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme
 from cps.data.tasks import Task
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.capacity import Capacity
 from cps.network.compact.extraction import Standalone
 from cps.network.draft import Draft
@@ -77,7 +77,7 @@ class Learner:
 
     def __init__(
         self,
-        backbone: nn.Module | Builtin,
+        backbone: nn.Module | Architecture,
         *,
         pruner: Pruner = PRUNER,
         rounds: int = 3,
@@ -93,7 +93,7 @@ class Learner:
         fabric: "Fabric | None" = None,
         workers: int = 0,
         on_epoch: Callable[[Progress], None] | None = None,
-        architecture: Builtin | None = None,
+        architecture: Architecture | None = None,
     ):
         """Wrap a copy of a backbone (images -> features), or a builtin one, which the model file then names.
 
@@ -120,8 +120,8 @@ class Learner:
         check_callback("on_epoch", on_epoch)
         self.fabric = launch(fabric or make_fabric())
         self.workers, self.on_epoch = workers, on_epoch
-        self.architecture = backbone if isinstance(backbone, Builtin) else architecture
-        module = backbone.make(self.config.seed) if isinstance(backbone, Builtin) else backbone
+        self.architecture = backbone if isinstance(backbone, Architecture) else architecture
+        module = backbone.make(self.config.seed) if isinstance(backbone, Architecture) else backbone
         self.network = SharedNetwork(module, normalize=normalize)
         self._keep_pretrained_if_used()
         self.network.to(self.fabric.device)
@@ -180,13 +180,15 @@ class Learner:
                     ),
                 )
 
-    def learn_frozen(self, task: Task) -> Subnetwork:
+    def learn_frozen(self, task: Task, *, on_progress: Callable[[int, int], None] | None = None) -> Subnetwork:
         """Learn a task without training: the backbone as it came, with a head in closed form. One pass over the images.
 
         All such tasks share one pass of the backbone in predictions. They take no shared weights, and tasks can be
         learned in both ways in turn, but the first one decides whether the weights that the backbone came with are
-        kept: it must be learned this way, or a selector must use the space `Pretrained`.
+        kept: it must be learned this way, or a selector must use the space `Pretrained`. `on_progress` is called with
+        the number of images done and the total.
         """
+        check_callback("on_progress", on_progress)
         with self._learning():
             if self.network.input_shape is None and self.network.pretrained is None:
                 self.network.keep_pretrained()
@@ -194,6 +196,8 @@ class Learner:
             with self._seeded(HEAD):
                 examples, held_out, _ = prepare_task(task, self.network, ROTATIONS, self.workers, min_outputs=1)
             examples = examples.to(self.fabric.device)
+            if on_progress is not None:
+                examples = CountedExamples(examples, on_progress)
             features = gather_evidence(self.network, examples, self.fabric).features
             scores = calibrated_lda(features(Pretrained()), read_labels(examples), len(task.classes))
             return self.network.seal_frozen(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from cps.config import SETTINGS, LearnerConfig
 from cps.data.rotations import check_rotations
 from cps.learner import Learner
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.model_file import fill_network, read_model
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
@@ -42,7 +42,7 @@ def load(path: str | Path, backbone: nn.Module | None = None, **settings: Any) -
     """
     header, tensors = read_model(path)
     architecture = header["settings"].get("backbone")
-    if backbone is None and not isinstance(architecture, Builtin):
+    if backbone is None and not isinstance(architecture, Architecture):
         raise BackboneMissing(f"'{path}' was learned with your own backbone; pass a backbone of the same architecture")
     stored = {name: header["settings"].get(name) for name in SETTINGS if name not in settings}
     for name, value in stored.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.partition import named_tensors
 from cps.network.shared import SharedNetwork
 from cps.runtime.seeding import derive_seed, generator
@@ -27,7 +27,7 @@ def forget_task(network: SharedNetwork, task: int, fresh: Mapping[str, Tensor], 
         network.remove(task, fresh, _remaining_statistics(network, task, {each.name: each for each in selectors}))
 
 
-def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, *key: int) -> dict[str, Tensor]:
+def fresh_weights(network: SharedNetwork, backbone: nn.Module | Architecture | None, *key: int) -> dict[str, Tensor]:
     """Return values for the shared weights that depend on no task.
 
     They come from the given backbone, else they are the weights that the backbone came with, if these were kept, else
@@ -35,7 +35,7 @@ def fresh_weights(network: SharedNetwork, backbone: nn.Module | Builtin | None, 
     """
     if network.pretrained is not None and not isinstance(backbone, nn.Module):
         return network.pretrained
-    if isinstance(backbone, Builtin):
+    if isinstance(backbone, Architecture):
         backbone = backbone.make(derive_seed(*key))
     if backbone is not None:
         known = named_tensors(backbone)

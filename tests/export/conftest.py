@@ -13,7 +13,7 @@ def learner():
     """Return a learner with a builtin backbone that has learned tasks of 2, 3 and 2 classes."""
     training = cps.Training(2, cps.Adam(1e-2), batch_size=16)
     learner = cps.Learner(
-        cps.Builtin("small"), pruner=cps.NNrelief(0.8), rounds=1, train=training, retrain=training,
+        cps.Architecture("small"), pruner=cps.NNrelief(0.8), rounds=1, train=training, retrain=training,
         normalize=cps.Normalize((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), fabric=cps.make_fabric(accelerator="cpu"),
     )  # fmt: skip
     for index, classes in enumerate((2, 3, 2)):

@@ -52,7 +52,7 @@ def test_graphs_predict_learned_digits_as_the_learner_does(run_onnx, tmp_path):
     pixels = torch.from_numpy(images.reshape(-1, 1, 8, 8) * 255 / 16).to(torch.uint8).expand(-1, 3, -1, -1)
     training = cps.Training(4, cps.Adam(1e-2), batch_size=32)
     fabric = cps.make_fabric(accelerator="cpu")  # as onnxruntime
-    learner = cps.Learner(cps.Builtin("small"), rounds=1, train=training, retrain=training, fabric=fabric)
+    learner = cps.Learner(cps.Architecture("small"), rounds=1, train=training, retrain=training, fabric=fabric)
     for names in ([0, 1, 2], [3, 4]):
         mine = np.isin(labels[:1200], names).nonzero()[0]
         learner.learn(cps.Task(names, train=(pixels[mine], labels[mine].tolist())))

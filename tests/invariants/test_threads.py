@@ -219,7 +219,7 @@ def test_initialising_a_backbone_in_another_thread_does_not_change_the_draws_of_
 
     def initialise():
         while not done.is_set():
-            cps.Builtin("small", 2).make(1)
+            cps.Architecture("small", 2).make(1)
 
     thread = threading.Thread(target=initialise)
     thread.start()

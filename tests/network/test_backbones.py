@@ -9,7 +9,7 @@ import cps
 
 def test_an_unknown_builtin_backbone_raises():
     with pytest.raises(ValueError, match="unknown backbone 'os.system'; choose from: small"):
-        cps.Builtin("os.system")
+        cps.Architecture("os.system")
 
 
 def test_a_resnet_may_have_equal_widths():

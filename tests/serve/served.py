@@ -40,7 +40,7 @@ def learn_two_tasks():
     """Return a learner of two tasks; one class name has HTML markup, one a lone surrogate."""
     quick = cps.Training(8, cps.Adam(1e-2), batch_size=8)
     learner = cps.Learner(
-        cps.Builtin("small"), rounds=1, train=quick, retrain=quick, fabric=cps.make_fabric(accelerator="cpu")
+        cps.Architecture("small"), rounds=1, train=quick, retrain=quick, fabric=cps.make_fabric(accelerator="cpu")
     )
     for index in range(2):
         learn_task(learner, index)

@@ -71,7 +71,7 @@ def test_a_model_with_nan_outputs_is_served_without_a_server_error(model, tmp_pa
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 8, 6)])
 def test_only_models_of_square_colour_images_can_be_served(shape, tmp_path):
-    learner = cps.Learner(cps.Builtin("small", shape[0]), rounds=0, train=cps.Training(1))
+    learner = cps.Learner(cps.Architecture("small", shape[0]), rounds=0, train=cps.Training(1))
     learner.save(tmp_path / "model.cps")
     with pytest.raises(ValueError, match="has learned no task yet"):
         ServedModel(tmp_path / "model.cps", LIMITS)

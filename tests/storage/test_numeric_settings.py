@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 import cps
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 
-REQUIRED = {"Steps": {"at": (1,)}, "Training": {"epochs": 1}, "Builtin": {"name": "small"}}  # fields without defaults
+REQUIRED = {"Steps": {"at": (1,)}, "Training": {"epochs": 1}, "Architecture": {"name": "small"}}  # fields without defaults
 NUMBERS = [
     (kind, field.name, field.type)
     for kind in (
         cps.SGD, cps.Adam, cps.Steps, cps.Cosine, cps.Training, cps.Contrastive, cps.PadCrop, cps.Rotate, cps.Colour,
         cps.Capacity, cps.Upright, cps.Rotations, cps.ImportanceSignature, cps.Cascade, cps.Magnitude, cps.NNrelief,
-        Builtin,
+        Architecture,
     )
     for field in dataclasses.fields(kind)
     if field.type in (int, float, bool)

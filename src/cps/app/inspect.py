@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cps.app.task_metadata import OUTPUTS, OUTPUTS_CONTEXT, OUTPUTS_DIGEST
 from cps.learner import Learner
 from cps.loading import Load, load
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.masks import count_weights, density
 from cps.network.model_file import ModelContent, parse_model, read_model
 from cps.runtime.environment import reproducibility_context
@@ -46,7 +46,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     return {
         "file": Path(path).name,
         "bytes": Path(path).stat().st_size,
-        "backbone": backbone.name if isinstance(backbone, Builtin) else None,
+        "backbone": backbone.name if isinstance(backbone, Architecture) else None,
         "input_shape": header["input_shape"],
         "weights": sum(weight.numel() for weight in content.weights.values()),
         "free": 1 - density(content.taken, content.weights),
@@ -64,7 +64,7 @@ def verify(path: str | Path, loader: Load | None = None) -> list[Check]:
     header, tensors = read_model(path)
     tasks = len(header["classes"])
     learner = None
-    if loader is not None or isinstance(header["settings"].get("backbone"), Builtin):
+    if loader is not None or isinstance(header["settings"].get("backbone"), Architecture):
         learner = (loader or load)(path)
     else:
         parse_model(path, header, tensors).check(path)  # loading checks this too

@@ -1,10 +1,9 @@
-"""Load the data sets and the pretrained weights that the recipes use."""
+"""Load the data sets that the recipes use."""
 
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from cps.data.examples import Data
 from cps.data.image_folder import ImageFolder
@@ -90,39 +89,6 @@ def read_imagenet100(folder: Path | None) -> tuple[Data, Data]:
         for part in parts:
             part.keep(chosen)
     return parts
-
-
-def load_imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
-    """Load ImageNet weights into a torchvision ResNet-18: from a safetensors file, or downloaded by torchvision."""
-    if file is not None:
-        state = {n: value.float() if value.is_floating_point() else value for n, value in _read_weights(file).items()}
-    else:
-        from torchvision.models import ResNet18_Weights
-
-        try:
-            state = ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=True, check_hash=True)
-        except OSError as error:
-            raise ValueError(
-                f"the ImageNet weights of ResNet-18 cannot be downloaded ({error}); give a safetensors file of them "
-                "with --weights"
-            ) from error
-    needed = set(backbone.state_dict())
-    missing = needed - set(state)
-    if missing:
-        raise ValueError(f"'{file}' has no weights for {', '.join(sorted(missing)[:3])}; is it a ResNet-18?")
-    backbone.load_state_dict({name: value for name, value in state.items() if name in needed})
-
-
-def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file of weights '{file}'")
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"'{file}' is not a safetensors file of weights ({error})") from None
 
 
 def _download_cub200(root: Path) -> None:

@@ -130,6 +130,37 @@ class DatasetExamples:
 
 
 @dataclass(frozen=True)
+class CountedExamples:
+    """Examples that call `on_progress` with the number of images read in a pass, and their total."""
+
+    examples: Examples
+    on_progress: Callable[[int, int], None]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        order, done = list(order), 0
+        for batch in self.examples.batches(order):
+            yield batch
+            done += len(batch[0])
+            self.on_progress(done, sum(map(len, order)))
+
+    def labels(self) -> Tensor | None:
+        """Return all labels, or None if only reading every image would give them."""
+        return self.examples.labels()
+
+    def digest(self) -> str | None:
+        """Return the digest of the examples."""
+        return self.examples.digest()
+
+    def to(self, device: torch.device) -> "CountedExamples":
+        """Return the same examples, with tensors in memory moved to the device."""
+        return CountedExamples(self.examples.to(device), self.on_progress)
+
+
+@dataclass(frozen=True)
 class ImageBatches:
     """The images of some examples in order, in batches; it can be iterated over several times.
 

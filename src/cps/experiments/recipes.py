@@ -13,7 +13,6 @@ from cps.closed_form.spaces import Pretrained, RandomPatches
 from cps.config import SETTINGS
 from cps.data.augmentation import Augmentation, Chain, Colour, Flip, PadCrop, ResizedCrop
 from cps.data.datasets import (
-    load_imagenet_weights,
     read_cifar100,
     read_cub200,
     read_digits,
@@ -25,8 +24,10 @@ from cps.data.image_folder import ImageFolder
 from cps.data.normalize import IMAGENET, Normalize
 from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Scenario, split_by_class
-from cps.network.backbones import Builtin, SmallConvNet
+from cps.network.architectures import Architecture
+from cps.network.backbones import SmallConvNet
 from cps.network.capacity import Capacity
+from cps.network.pretrained import load_imagenet_weights
 from cps.pruning.base import Pruner
 from cps.pruning.nnrelief import NNrelief
 from cps.runtime.seeding import seeded
@@ -144,7 +145,7 @@ def cifar100(tasks: int) -> Recipe:
         read=read_cifar100,
         sizes=100 // tasks,
         cost="3 min on an H200",
-        backbone=Builtin("resnet18-third"),
+        backbone=Architecture("resnet18-third"),
         train=Training(70, Adam(1e-2, weight_decay=5e-4), Steps((20, 40, 60), 0.2), batch_size=128),
         retrain=Training(50, Adam(1e-2, weight_decay=5e-4), Steps((15, 25, 40), 0.2), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -168,7 +169,7 @@ def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe
         read=read_imagenet100 if classes == 100 else read_image_folders,
         sizes=classes // 10,
         cost=f"about {classes // 6} min on an H200, plus decoding",
-        backbone=Builtin("resnet18-large"),
+        backbone=Architecture("resnet18-large"),
         train=Training(90, optimizer, Steps((30, 60), 0.1), batch_size=128),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -189,7 +190,7 @@ def cub200() -> Recipe:
         read=read_cub200,
         sizes=50,
         cost="3 min on an H200",
-        backbone=Builtin("resnet18-large"),
+        backbone=Architecture("resnet18-large"),
         pretrained=load_imagenet_weights,
         train=Training(40, optimizer, Steps((20, 30), 0.1), batch_size=64),
         retrain=Training(30, optimizer, Steps((10, 20), 0.1), batch_size=64),
@@ -215,7 +216,7 @@ def cifar100_b50(rounds: int = 1) -> Recipe:
         read=read_cifar100,
         sizes=(50, 10, 10, 10, 10, 10),
         cost="4 min on an H200",
-        backbone=Builtin("resnet32"),
+        backbone=Architecture("resnet32"),
         train=Training(160, Adam(1e-3, weight_decay=5e-4), Steps((80, 120), 0.1), batch_size=128),
         retrain=Training(50, Adam(1e-3, weight_decay=5e-4), Steps((20, 35), 0.1), batch_size=128),
         pruner=NNrelief(alpha=0.9),
@@ -238,7 +239,7 @@ def cifar100_single(name: str, sizes: int | Sequence[int]) -> Recipe:
         read=read_cifar100,
         sizes=sizes,
         cost="8 min on an H200",
-        backbone=Builtin("resnet18"),
+        backbone=Architecture("resnet18"),
         train=train,
         retrain=replace(train, epochs=30),
         pruner=NNrelief(alpha=0.9),

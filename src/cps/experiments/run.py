@@ -39,7 +39,7 @@ from cps.methods.closed_form_metrics import ClosedFormMetrics, measure_closed_fo
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
 from cps.methods.single_head import SingleHeadTrainer
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.cost import measure_costs
 from cps.network.shared import SharedNetwork
 from cps.runtime.devices import on_rank_zero, precision_of
@@ -153,7 +153,7 @@ class Run:
             **self.recipe.learner_settings(),
             "seed": self.seed,
             "fabric": self.fabric,
-            "architecture": self.recipe.backbone if isinstance(self.recipe.backbone, Builtin) else None,
+            "architecture": self.recipe.backbone if isinstance(self.recipe.backbone, Architecture) else None,
             "on_epoch": lambda progress: self._report_learning(progress, len(scenario)),
         }
         if model.exists():

@@ -1,19 +1,15 @@
-"""Backbones: the networks of the paper, and a small one for small images. Each maps images to features.
+"""Builtin backbones: the networks of the paper, and small ones for small images and for CPUs. Images -> features.
 
-Any `nn.Module` made of convolutions, linear and norm layers works as well. A model file can name one of `BUILTINS`; it
-then loads without a backbone.
+Any `nn.Module` made of convolutions, linear and norm layers works as well.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.runtime.seeding import seeded
-from cps.storage.settings_codec import NumericSettings, setting
+from cps.network.efficientnet import EfficientNetLite0
 
 
 class SmallConvNet(nn.Module):
@@ -142,28 +138,5 @@ BUILTINS: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
     "resnet18-large": large_resnet18,
     "resnet32": resnet32,
+    "efficientnet-lite0": EfficientNetLite0,
 }
-
-
-@setting
-@dataclass(frozen=True)
-class Builtin(NumericSettings):
-    """A builtin backbone by name. A model file can hold it, so that the model loads without a backbone."""
-
-    name: str
-    channels: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.name not in BUILTINS:
-            raise ValueError(f"unknown backbone '{self.name}'; choose from: {', '.join(BUILTINS)}")
-        self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
-
-    def __call__(self) -> nn.Module:
-        """Return a new backbone, initialised by torch's global generator."""
-        return BUILTINS[self.name](self.channels)
-
-    def make(self, seed: int) -> nn.Module:
-        """Return a new backbone whose initial weights depend only on the seed."""
-        with seeded(torch.device("cpu"), seed):
-            return self()

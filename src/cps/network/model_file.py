@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.network.masks import Masks, full_masks, is_subset, mask_shape, pack, union_of, unpack
 from cps.network.shared import NetworkState, SharedNetwork
 from cps.network.subnetwork import Subnetwork, check_sealed
@@ -23,7 +23,7 @@ from cps.storage.settings_codec import decode, encode, upgrade_settings
 
 
 def write_model(
-    path: str | Path, network: SharedNetwork, settings: Mapping[str, Any], architecture: Builtin | None
+    path: str | Path, network: SharedNetwork, settings: Mapping[str, Any], architecture: Architecture | None
 ) -> None:
     """Write the network and the learner's encoded settings to a model file.
 

@@ -42,7 +42,7 @@ def partition(backbone: nn.Module) -> Parts:
     if not isinstance(backbone, nn.Module):
         hint = ""
         if isinstance(backbone, str):
-            hint = f"; for a builtin backbone pass cps.Builtin({backbone!r})"
+            hint = f"; for a backbone by name pass cps.Architecture({backbone!r})"
         elif isinstance(backbone, type):
             hint = " (the class itself; pass an instance)"
         raise TypeError(f"the backbone must be an nn.Module, got {backbone!r}{hint}")

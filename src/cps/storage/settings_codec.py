@@ -16,6 +16,7 @@ import numpy as np
 Kind = TypeVar("Kind", bound=type)
 NUMBERS = {bool: "True or False", int: "an integer", float: "a finite number"}
 RENAMED_SETTINGS = {"views": "rotations"}  # names that files of version 0.1 use -> names since
+RENAMED_TYPES = {"Builtin": "Architecture"}
 
 _TYPES: dict[str, type] = {}
 
@@ -114,10 +115,11 @@ def decode(value: Any) -> Any:
         return value
     if value.get("type") is None:
         return Unknown(str(value.get("was")))
+    value = upgrade(value)
     kind = _TYPES.get(value["type"]) if isinstance(value["type"], str) else None
     if kind is None:
         return Unknown(str(value["type"]))
-    fields = {name: decode(item) for name, item in upgrade(value).items() if name != "type"}
+    fields = {name: decode(item) for name, item in value.items() if name != "type"}
     lost = [was for item in fields.values() for was in unknown_in(item)]
     if lost:
         return Unknown(lost[0])
@@ -128,11 +130,13 @@ def decode(value: Any) -> Any:
 
 
 def upgrade(value: Any) -> Any:
-    """Return encoded data with the field names of old files replaced by the present ones."""
+    """Return encoded data with the names of types and fields in old files replaced by the present ones."""
     if isinstance(value, list):
         return [upgrade(item) for item in value]
     if not isinstance(value, dict):
         return value
+    if isinstance(value.get("type"), str):
+        value = {**value, "type": RENAMED_TYPES.get(value["type"], value["type"])}
     kind = _TYPES.get(value["type"]) if isinstance(value.get("type"), str) else None
     renamed: Mapping[str, str] = getattr(kind, "RENAMED", {})
     return {renamed.get(name, name): upgrade(item) for name, item in value.items()}

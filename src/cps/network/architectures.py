@@ -1,0 +1,109 @@
+"""Architectures: backbones by name, so that a model file opens without a backbone.
+
+A name is that of a builtin backbone, or `torchvision:NAME` or `timm:NAME` with one of the names that the library lists.
+Nothing else that a file names is built, and nothing is imported because of it but these two libraries.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from cps.network.backbones import BUILTINS
+from cps.runtime.seeding import seeded
+from cps.storage.settings_codec import NumericSettings, setting
+
+TORCHVISION, TIMM = "torchvision", "timm"
+EXTRA = 'pip install "continual-prune-and-select[pretrained]"'
+LIBRARY_NAME = re.compile(rf"({TORCHVISION}|{TIMM}):[A-Za-z0-9_.]{{1,100}}")
+
+
+@setting
+@dataclass(frozen=True)
+class Architecture(NumericSettings):
+    """A backbone by name: builtin, or `torchvision:NAME` or `timm:NAME` without its classification head.
+
+    A model file can hold it, so that the model loads without a backbone. `weights` is a note about the pretrained
+    weights that the backbone started with: where they came from, and their digest.
+    """
+
+    name: str
+    channels: int = 3
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.name not in BUILTINS and not (isinstance(self.name, str) and LIBRARY_NAME.fullmatch(self.name)):
+            raise ValueError(
+                f"unknown backbone '{self.name}'{_nearest(self.name, BUILTINS)}; choose from: {', '.join(BUILTINS)}, "
+                f"{TORCHVISION}:NAME or {TIMM}:NAME"
+            )
+        self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
+        if not isinstance(self.weights, str):
+            raise TypeError(f"weights of Architecture must be text, got {self.weights!r}")
+
+    @property
+    def library(self) -> str:
+        """The library that has the architecture: "torchvision", "timm", or "" for a builtin one."""
+        return self.name.rpartition(":")[0]
+
+    @property
+    def name_in_library(self) -> str:
+        """The name without that of the library."""
+        return self.name.rpartition(":")[2]
+
+    def __call__(self) -> nn.Module:
+        """Return a new backbone, initialised by torch's global generator.
+
+        Raise `ValueError` for a name that the installed library does not have.
+        """
+        if self.library == TORCHVISION:
+            return _make_torchvision(self.name_in_library, self.channels)
+        if self.library == TIMM:
+            return _make_timm(self.name_in_library, self.channels)
+        return BUILTINS[self.name](self.channels)
+
+    def make(self, seed: int) -> nn.Module:
+        """Return a new backbone whose initial weights depend only on the seed."""
+        with seeded(torch.device("cpu"), seed):
+            return self()
+
+
+def _make_torchvision(name: str, channels: int) -> nn.Module:
+    from torchvision import models
+
+    _check_listed(name, models.list_models(module=models), TORCHVISION)
+    if channels != 3:
+        raise ValueError(f"{TORCHVISION} backbones read images of 3 channels, got {channels}")
+    model = models.get_model(name, weights=None)
+    heads = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not heads or model.get_submodule(heads[-1]).out_features != 1000:
+        raise ValueError(f"'{TORCHVISION}:{name}' does not end in a linear head, so it cannot be used as a backbone")
+    model.set_submodule(heads[-1], nn.Identity())
+    return model
+
+
+def _make_timm(name: str, channels: int) -> nn.Module:
+    if find_spec(TIMM) is None:
+        raise ValueError(f"the backbone '{TIMM}:{name}' needs {TIMM}; install it with: {EXTRA}")
+    import timm
+
+    _check_listed(name, timm.list_models(), TIMM)
+    return timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
+
+
+def _check_listed(name: str, names: list[str], library: str) -> None:
+    if name not in names:
+        from importlib.metadata import version
+
+        raise ValueError(f"{library} {version(library)} has no network '{name}'{_nearest(name, names)}")
+
+
+def _nearest(name: object, names: Iterable[str]) -> str:
+    """Return the names that are nearest to an unknown one, as part of a message."""
+    nearest = get_close_matches(str(name), list(names), n=3)
+    return f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
