@@ -13,7 +13,7 @@ def learner(tmp_path_factory):
     root = tmp_path_factory.mktemp("folders")
     training = cps.Training(6, cps.Adam(3e-3), batch_size=8)
     learner = cps.Learner(
-        cps.Builtin("small"), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu")
+        cps.Architecture("small"), rounds=1, train=training, retrain=training, fabric=cps.make_fabric(accelerator="cpu")
     )
     for classes in (["bolt", "nut"], ["gear", "spring"]):
         read = read_folder(write_image_folder(root / classes[0], classes), size=8)

@@ -49,7 +49,7 @@ def test_grey_images_are_not_flipped():
 def test_every_option_is_used_and_marked_as_given():
     options = Options(size=24, backbone="resnet32", epochs=3, batch_size=5, augment="none", alpha=0.5, seed=4)
     config = choose_config(make_scan(50, 32), options, has_gpu=False)
-    assert (config.size, config.backbone) == (24, cps.Builtin("resnet32"))
+    assert (config.size, config.backbone) == (24, cps.Architecture("resnet32"))
     settings = config.settings
     assert (settings["train"].epochs, settings["train"].batch_size) == (3, 5)
     assert (settings["augment"], settings["pruner"], settings["seed"]) == (None, cps.NNrelief(0.5), 4)

@@ -5,7 +5,7 @@ import torch
 
 import cps
 from cps.closed_form.sums import Moments, Sums
-from cps.network.backbones import Builtin
+from cps.network.architectures import Architecture
 from cps.selection.base import precompute_once
 from cps.selection.shared_space import SHRINKAGES
 from cps.storage.container import FileError
@@ -119,7 +119,7 @@ def test_a_saved_model_scores_the_same(learner, tmp_path):
 
 def test_the_features_of_the_pretrained_backbone_never_change(make_learner, tmp_path):
     space = cps.Pretrained()
-    learner = make_learner(Builtin("small", 2), selectors=(cps.SharedSpace(space),))
+    learner = make_learner(Architecture("small", 2), selectors=(cps.SharedSpace(space),))
     task = make_task(0)
     learner.network.set_input((2, 6, 6), (-3.0, 3.0))
     before = learner.network.features([task.test[0]], space)

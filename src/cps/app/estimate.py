@@ -1,15 +1,21 @@
-"""Estimate the time and memory of learning a folder from a few real training steps."""
+"""Estimate the time and memory of learning a folder from a few of its images or from a few real training steps."""
 
 import copy
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from cps.closed_form.spaces import Pretrained
 from cps.data.batch_transform import BatchTransform
+from cps.data.decode import ImageError
 from cps.data.examples import TensorExamples
+from cps.data.image_folder import ImageFolder
 from cps.data.rotations import RotationScheme, make_views
 from cps.learner import Learner
 from cps.network.classifier import Classifier
@@ -18,6 +24,7 @@ from cps.runtime.seeding import seeded
 from cps.training.trainer import Epoch, Trainer
 
 TIMED_BATCHES = 2
+TIMED_IMAGES = 16  # for features of a frozen backbone
 PRUNING_COST = 4  # epochs' worth of time per pruning round that sees all images
 INFERENCE_COST = 0.3  # epochs' worth of time per forward pass of one subnetwork over all images
 
@@ -27,6 +34,22 @@ class Estimate(NamedTuple):
 
     seconds: float
     memory: int
+
+
+def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estimate:
+    """Decode a few of the files, compute their features and scale up the time. The learner does not change."""
+    some = [files[index] for index in range(0, len(files), max(1, len(files) // TIMED_IMAGES))][:TIMED_IMAGES]
+    network = learner.network
+    blank = torch.zeros(len(some), 3, size, size, dtype=torch.uint8)
+    network.features([blank], Pretrained())  # the first pass of a process is slower
+    start = time.monotonic()
+    with suppress(ImageError):  # a damaged image is reported when all are decoded
+        images = ImageFolder(files[0].parent.parent, size=size, files=some, skip_damaged=True).read().images
+        network.features([images], Pretrained())
+    seconds = (time.monotonic() - start) / len(some)
+    weights = 4 * sum(parameter.numel() for parameter in network.backbone.parameters())
+    pixels = 3 * size * size
+    return Estimate(seconds * len(files), 3 * weights + pixels * len(files) + 64 * pixels * TIMED_IMAGES)
 
 
 def estimate(learner: Learner, size: int, images: int, classes: int, rotations: RotationScheme) -> Estimate:

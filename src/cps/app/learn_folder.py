@@ -18,17 +18,17 @@ from torch import Tensor
 
 import cps
 from cps.app import task_metadata as keys
-from cps.app.autoconfig import Choice, Options, apply_options, choose_config
+from cps.app.autoconfig import AutoConfig, Choice, Options, apply_options, choose_config
 from cps.app.folder_scan import FolderScan, OnProgress
 from cps.app.predict_files import image_size
 from cps.app.similar_classes import find_similar_images, find_similar_names, typical_outputs
-from cps.data.datasets import load_imagenet_weights
 from cps.data.decode import ImageError
 from cps.data.image_folder import FolderImages, ImageFolder
 from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Task
 from cps.learner import Learner
 from cps.loading import load
+from cps.network.pretrained import installed_backbone, load_pretrained
 from cps.runtime.environment import reproducibility_context
 from cps.storage import atomic, container
 from cps.storage.settings_codec import upgrade_settings
@@ -44,7 +44,8 @@ class LearningPlan:
     """What is about to be learned: the folder, and the learner with its settings.
 
     `classes` maps the name of each folder to its class. The two differ if the class is a new version of a learned one.
-    `learned_as` is the index of the task as which the same images were learned before, or None.
+    `is_frozen` tells that the task is learned without training, on frozen pretrained features. `warning` is text for
+    the user, or "". `learned_as` is the index of the task as which the same images were learned before, or None.
     """
 
     model: Path
@@ -53,13 +54,15 @@ class LearningPlan:
     size: int
     choices: tuple[Choice, ...]
     classes: Mapping[str, str]
+    is_frozen: bool = False
+    warning: str = ""
     learned_as: int | None = None
 
     @property
     def rotations(self) -> RotationScheme:
-        """The learner's rotations; for a single class all four, since a task needs something to tell apart."""
+        """The learner's rotations; for a single class all four, since training needs something to tell apart."""
         rotations = self.learner.config.rotations
-        needs_rotations = len(self.classes) == 1 and rotations.num_rotations == 1
+        needs_rotations = len(self.classes) == 1 and rotations.num_rotations == 1 and not self.is_frozen
         return Rotations(flips=rotations.flips) if needs_rotations else rotations
 
 
@@ -86,21 +89,27 @@ def make_plan(
     model = Path(model)
     if model.exists():
         learner = load(model, fabric=fabric)
-        size = image_size(learner)
-        choices = apply_options(options, learner, size)
+        size, warning = image_size(learner), ""
+        choices, is_frozen = apply_options(options, learner, size)
     else:
-        config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda")
-        size, choices = config.size, config.choices
-        backbone = config.backbone.make(options.seed or 0)
-        if options.pretrained:
-            load_imagenet_weights(backbone, weights)
-        learner = Learner(backbone, **config.settings, fabric=fabric, architecture=config.backbone)
+        config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda", installed=installed_backbone())
+        size, choices, is_frozen, warning = config.size, config.choices, config.is_frozen, config.warning
+        learner = _new_learner(config, fabric, weights)
+    plan = LearningPlan(model, learner, scan, size, choices, {}, is_frozen, warning)
     for task, subnetwork in enumerate(learner.network.subnetworks):
         if subnetwork.notes.get(keys.SCAN_DIGEST) == scan.digest:
             if _checkpoint_header(model, learner) is None:
                 atomic.remove(checkpoint_path(model))  # left by a run that was killed after it had saved the model
-            return LearningPlan(model, learner, scan, size, choices, {}, learned_as=task)
-    return LearningPlan(model, learner, scan, size, choices, _class_names(scan, learner, as_version))
+            return replace(plan, learned_as=task)
+    return replace(plan, classes=_class_names(scan, learner, as_version))
+
+
+def _new_learner(config: AutoConfig, fabric: "Fabric", weights: Path | None) -> Learner:
+    """Return the learner of a new model; `weights` is a file of pretrained weights, or None for the published ones."""
+    if not config.is_pretrained:
+        return Learner(config.backbone, **config.settings, fabric=fabric)
+    pretrained = load_pretrained(config.backbone, weights)
+    return Learner(pretrained.module, **config.settings, fabric=fabric, architecture=pretrained.architecture)
 
 
 def checkpoint_path(model: str | Path) -> Path:
@@ -158,13 +167,7 @@ def learn_folder(
     start = time.monotonic() - (_matching_checkpoint(plan) or {}).get("seconds", 0.0)
     learner, classes = plan.learner, list(plan.classes.values())
     train, held_out = _split(plan, decoded, hold_out)
-    on_epoch = on_progress and (lambda at: on_progress(at.phase_name, at.done, at.total, f"loss {at.loss:.4f}"))
-    learner.learn(
-        Task(classes, train=train, val=held_out if held_out[1] else None),
-        checkpoint=checkpoint_path(plan.model),
-        rotations=plan.rotations,
-        on_epoch=on_epoch,
-    )
+    _learn(plan, Task(classes, train=train, val=held_out if held_out[1] else None), on_progress)
     task = len(learner.network.subnetworks) - 1
     counts = Counter(train[1] + held_out[1])
     notes = {
@@ -188,6 +191,20 @@ def learn_folder(
     learner.save(plan.model)
     atomic.remove(checkpoint_path(plan.model))
     return LearnedTask(task, notes)
+
+
+def _learn(plan: LearningPlan, task: Task, on_progress: OnProgress | None) -> None:
+    """Learn a task as planned, with or without training."""
+    report = on_progress or (lambda *_: None)
+    if plan.is_frozen:
+        plan.learner.learn_frozen(task, on_progress=lambda done, total: report("computing features", done, total, ""))
+        return
+    plan.learner.learn(
+        task,
+        checkpoint=checkpoint_path(plan.model),
+        rotations=plan.rotations,
+        on_epoch=lambda at: report(at.phase_name, at.done, at.total, f"loss {at.loss:.4f}"),
+    )
 
 
 def similar_name_warnings(plan: LearningPlan) -> list[str]:

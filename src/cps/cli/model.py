@@ -23,7 +23,9 @@ from cps.runtime.text import format_bytes, format_count, format_duration, join_n
 if TYPE_CHECKING:
     from cps.app.learn_folder import LearnedTask, LearningPlan
 
-BACKBONES = "small, resnet18-third, resnet18, resnet18-large or resnet32"
+BACKBONES = (
+    "small, resnet18-third, resnet18, resnet18-large, resnet32, efficientnet-lite0, torchvision:NAME or timm:NAME"
+)
 Model = Annotated[Path, typer.Argument(help="The model file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -33,10 +35,20 @@ def learn(
     model: Annotated[Path, typer.Option(help="The model file; it is created if it does not exist.")],
     size: Annotated[int | None, typer.Option(min=4, max=1024, help="Image size of a new model, in pixels.")] = None,
     backbone: Annotated[str | None, typer.Option(help=f"Backbone of a new model: {BACKBONES}.")] = None,
-    imagenet: Annotated[bool, typer.Option("--imagenet", help="Start a new model from ImageNet weights.")] = False,
-    weights: Annotated[Path | None, typer.Option(help="File with ImageNet weights, instead of a download.")] = None,
+    pretrained: Annotated[
+        bool | None,
+        typer.Option(
+            "--pretrained/--from-scratch", help="Start a new model from pretrained weights or not. Default: for photos."
+        ),
+    ] = None,
+    weights: Annotated[Path | None, typer.Option(help="File with pretrained weights of the backbone.")] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs before pruning; half as many follow each pruning round.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Epochs before pruning; half as many follow each pruning round. A pretrained model is trained only if "
+            "they are given.",
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
     augment: Annotated[str | None, typer.Option(help="none, shift, shift+flip or crop+flip.")] = None,
@@ -71,7 +83,10 @@ def learn(
     from cps.runtime.devices import make_fabric, precision_of
     from cps.storage.lock import locked
 
-    options = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained=imagenet or weights is not None)
+    if weights is not None and pretrained is False:
+        raise ValueError("--weights gives pretrained weights, so it cannot be combined with --from-scratch")
+    pretrained = True if weights is not None else pretrained
+    options = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained)
     fabric = make_fabric(accelerator=accelerator, precision=precision)
     with explain_interrupt(app.checkpoint_path(model).exists):
         with show_progress() as on_progress:
@@ -81,7 +96,7 @@ def learn(
             if plan.learned_as is not None:
                 console.print(f"These images were already learned as task {plan.learned_as + 1}; nothing to do.")
                 return
-            for warning in (*scan.warnings(), *app.similar_name_warnings(plan)):
+            for warning in filter(None, (plan.warning, *scan.warnings(), *app.similar_name_warnings(plan))):
                 warn(warning)
             _print_plan(plan, precision_of(fabric), GIVEN if precision else str(fabric.device))
             with show_progress() as on_progress:
@@ -175,8 +190,8 @@ def forget(
     keep exactly the same outputs.
     """
     from cps.app.learn_folder import checkpoint_path
-    from cps.data.datasets import load_imagenet_weights
     from cps.network.backbones import large_resnet18
+    from cps.network.pretrained import load_imagenet_weights
     from cps.storage.atomic import remove, remove_temporary
     from cps.storage.container import check_file
     from cps.storage.lock import locked
@@ -212,21 +227,27 @@ def forget(
 
 
 def _print_plan(plan: "LearningPlan", precision: str, precision_reason: str) -> None:
-    from cps.app.estimate import estimate
+    from cps.app.estimate import estimate, estimate_frozen
     from cps.runtime.environment import free_memory
 
     counts = plan.scan.counts
     images = sum(counts.values())
-    expected = estimate(plan.learner, plan.size, images, len(counts), plan.rotations)
-    classes = f"{len(counts)} classes" if len(counts) > 1 else "one class, learned in four rotations"
+    if plan.is_frozen:
+        expected = estimate_frozen(plan.learner, plan.size, plan.scan.files)
+    else:
+        expected = estimate(plan.learner, plan.size, images, len(counts), plan.rotations)
+    one_class = "one class" if plan.is_frozen else "one class, learned in four rotations"
+    classes = f"{len(counts)} classes" if len(counts) > 1 else one_class
     learned = sum(len(subnetwork.classes) for subnetwork in plan.learner.network.subnetworks)
     path = sanitize(plan.model)
     model = f"model {path}, classes learned so far: {learned}" if plan.model.exists() else f"new model {path}"
     table = Table("setting", "value", "reason", title=f"{format_count(images, 'image')} of {classes}; {model}")
     for choice in plan.choices:
         table.add_row(*(sanitize(part) for part in choice))
-    table.add_row("precision", precision, precision_reason)
-    table.add_row("time", f"about {format_duration(expected.seconds)}", "estimated from a few steps")
+    if not plan.is_frozen:
+        table.add_row("precision", precision, precision_reason)
+    basis = "estimated from a few images" if plan.is_frozen else "estimated from a few steps"
+    table.add_row("time", f"about {format_duration(expected.seconds)}", basis)
     table.add_row("memory", f"about {format_bytes(expected.memory)}", "estimated")
     console.print(table)
     if plan.learner.network.device.type == "cpu" and expected.memory > free_memory():

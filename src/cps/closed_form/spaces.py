@@ -17,10 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cps.runtime.devices import has_fast_bfloat16
 from cps.storage.settings_codec import NumericSettings, setting
 
 TINY_IMAGE = 16  # pixels of a side, up to which an image is one vector
 LARGEST_SIDE = 32  # pixels; patches of larger images are taken from a reduced image
+LARGE_IMAGE = 64  # pixels of a side, from which a backbone is worth computing in bfloat16
 
 # Model files hold settings, so the memory that one can ask for is bounded: 256 MiB for the weights of a space, and less
 # than 2 GiB while they are computed.
@@ -237,12 +239,19 @@ class _PatchFeatures(nn.Module):
 
 
 class _PretrainedFeatures(nn.Module):
+    """Features of the backbone; those of large images in bfloat16 on a CPU that is faster with it."""
+
     def __init__(self, backbone: nn.Module):
         super().__init__()
         self.backbone = backbone
 
     def forward(self, pixels: Tensor) -> Tensor:
-        return root_normalize(self.backbone(pixels).float())
+        is_large = pixels.ndim == 4 and min(pixels.shape[2:]) >= LARGE_IMAGE
+        if torch.compiler.is_compiling() or pixels.device.type != "cpu" or not is_large:
+            return root_normalize(self.backbone(pixels).float())
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bfloat16()):
+            features = self.backbone(pixels.contiguous(memory_format=torch.channels_last))
+        return root_normalize(features.float())
 
 
 class _FlippedFeatures(nn.Module):

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -44,6 +45,7 @@ from cps.storage.container import digest
 log = logging.getLogger(__name__)
 
 MAX_BATCH = 256  # images per pass of the whole backbone, counting every view
+CPU_BATCH_VALUES = 2**22  # numbers of the images of a pass through a space on a CPU: 27 photos
 NO_IMAGES = -1e4  # logit of a class without images in a head in closed form
 
 
@@ -360,11 +362,19 @@ class SharedNetwork:
     def features(self, batches: Iterable[Tensor], space: Space | None) -> Tensor:
         """Return the features (N, d) of batches of images in a space that no task owns."""
         with self.in_use(), full_precision():
-            module = self.space_module(space)
-            features = torch.cat([module(pixels) for pixels in map(self.pixels, batches)])
+            module, parts = self.space_module(space), (part for batch in batches for part in self._parts(batch))
+            features = torch.cat([module(pixels) for pixels in map(self.pixels, parts)])
             if features.ndim != 2:
                 raise ValueError(f"{space} must return features of shape (N, d), got {tuple(features.shape)}")
             return features
+
+    def _parts(self, batch: Tensor) -> Sequence[Tensor]:
+        """Split a batch of large images on a CPU, whose caches and memory its activations would exceed."""
+        return (
+            batch.split(max(1, CPU_BATCH_VALUES // math.prod(batch.shape[1:])))
+            if self.device.type == "cpu"
+            else [batch]
+        )
 
     def space_module(self, space: Space | None) -> nn.Module:
         """Return the module that computes the features of a space, or the default one, from the backbone's input."""

@@ -4,6 +4,7 @@ import atexit
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -118,6 +119,12 @@ def full_precision() -> Iterator[None]:
     """Compute in full float32 on a GPU, instead of the shorter TF32 that torch may use."""
     with FULL_PRECISION.applied(), deterministic_cudnn():
         yield
+
+
+@cache
+def has_fast_bfloat16() -> bool:
+    """Return True if this CPU has instructions for bfloat16, so that it computes faster in it."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def cuda_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cps.closed_form.spaces import Space
 from cps.data.examples import Examples, ImageBatches
 from cps.network.outputs import Evidence, Outputs
-from cps.network.shared import SharedNetwork
+from cps.network.shared import CPU_BATCH_VALUES, SharedNetwork
 from cps.runtime.devices import gather_rows
 
 if TYPE_CHECKING:
@@ -44,8 +44,12 @@ def gather_evidence(
 
 
 def _batch_size(network: SharedNetwork) -> int:
-    """Return the images per batch: the default, or more if they are small and run on a GPU."""
+    """Return the images per batch: the default, more if they are small and run on a GPU, fewer photos on a CPU."""
     default = ImageBatches.batch_size
-    if network.device.type != "cuda" or network.input_shape is None:
+    if network.input_shape is None:
+        return default
+    if network.device.type == "cpu":
+        return max(1, min(default, CPU_BATCH_VALUES // math.prod(network.input_shape)))
+    if network.device.type != "cuda":
         return default
     return max(default, min(4 * default, GPU_BATCH_VALUES // math.prod(network.input_shape)))
