@@ -18,7 +18,8 @@ ODD_VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 3, 2**24, 2**31, 2**63, 2**64, 10**30, 1e308, -0.0, 0.5, float("nan"), float("inf"),
     "", "x", "x" * 5000, "../../etc/passwd", "/dev/zero", "\x00", "\ud800", "ä", [], {}, [[]], [1], ["a"], [None], [-1],
     [2**40, 2**40], {"a": 1}, {"type": None}, {"type": []}, {"type": "Popen", "args": "ls"}, {"type": "Training"},
-    {"type": "Training", "epochs": 10**9}, {"type": "Architecture", "name": "resnet32"}, {"type": "Architecture", "name": 5},
+    {"type": "Training", "epochs": 10**9}, {"type": "Architecture", "name": "resnet32"},
+    {"type": "Architecture", "name": 5}, {"type": "Architecture", "name": "timm:../x"},
     {"type": "Architecture", "name": "small", "channels": 1.5}, {"type": "MaxOutput"}, [{"type": "MaxOutput"}] * 3,
     {"type": "Normalize", "mean": [0.0], "std": [1.0]}, {"type": "Normalize", "mean": [], "std": []},
     {"type": "Normalize", "mean": [1e308] * 3, "std": [1e-308] * 3}, {"type": "ImportanceSignature", "norm": 1},
@@ -195,7 +196,12 @@ def _edit_backbone(learner: cps.Learner, rng: random.Random) -> None:
     if rng.random() < 0.5:
         rng.choice(learner.network.subnetworks).head["weight"] = torch.zeros(2, rng.choice((1, 63, 65, 4096)))
     else:
-        architectures = (None, cps.Architecture("small", 1), cps.Architecture("small", 64), cps.Architecture("resnet32"))
+        architectures = (
+            None,
+            cps.Architecture("small", 1),
+            cps.Architecture("small", 64),
+            cps.Architecture("resnet32"),
+        )
         learner.architecture = rng.choice(architectures)
 
 

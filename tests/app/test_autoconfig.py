@@ -64,5 +64,3 @@ def test_invalid_options_are_rejected():
         Options(augment="spin")
     with pytest.raises(ValueError, match="unknown backbone 'vgg'"):
         choose_config(make_scan(50, 32), Options(backbone="vgg"), has_gpu=False)
-    with pytest.raises(ValueError, match="need the backbone resnet18-large, got small"):
-        choose_config(make_scan(50, 32), Options(backbone="small", pretrained=True), has_gpu=False)

@@ -22,7 +22,7 @@ def test_help_does_not_import_torch():
 
 
 def test_help_of_learn_names_all_backbones_and_augmentations():
-    assert BACKBONES.replace(" or ", ", ").split(", ") == list(BUILTINS)
+    assert BACKBONES.replace(" or ", ", ").split(", ") == [*BUILTINS, "torchvision:NAME", "timm:NAME"]
     (augment,) = (each for each in COMMANDS["learn"].params if each.name == "augment")
     assert augment.help.rstrip(".").replace(" or ", ", ").split(", ") == list(AUGMENTATIONS)
 

@@ -5,11 +5,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from cps.data import datasets
 from cps.experiments.recipes import RECIPES
-from cps.network.backbones import large_resnet18
 from samples import write_image_folder
 
 

@@ -106,7 +106,7 @@ def test_a_backbone_in_half_precision_raises(make_learner):
     ("backbone", "message"),
     [
         (nn.Linear, r"must be an nn.Module, got .* \(the class itself; pass an instance\)"),
-        ("small", r"for a builtin backbone pass cps.Architecture\('small'\)"),
+        ("small", r"for a backbone by name pass cps.Architecture\('small'\)"),
     ],
 )
 def test_a_backbone_must_be_a_module(backbone, message):

@@ -9,7 +9,11 @@ import pytest
 import cps
 from cps.network.architectures import Architecture
 
-REQUIRED = {"Steps": {"at": (1,)}, "Training": {"epochs": 1}, "Architecture": {"name": "small"}}  # fields without defaults
+REQUIRED = {
+    "Steps": {"at": (1,)},
+    "Training": {"epochs": 1},
+    "Architecture": {"name": "small"},
+}  # fields without defaults
 NUMBERS = [
     (kind, field.name, field.type)
     for kind in (

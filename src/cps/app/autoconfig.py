@@ -51,8 +51,8 @@ FROZEN = Choice("method", FROZEN_METHOD, "one pass over the images; --epochs N t
 class Options:
     """The settings that the user gives; those that are None are chosen.
 
-    `pretrained` tells whether a new model starts from pretrained weights; if it does, tasks are trained only if `epochs`
-    are given.
+    `pretrained` tells whether a new model starts from pretrained weights; if it does, tasks are trained only if
+    `epochs` are given.
     """
 
     size: int | None = None
