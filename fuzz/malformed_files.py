@@ -161,7 +161,7 @@ def edit_learner(model: ModelFile, rng: random.Random, folder: Path) -> bytes:
 def reseal(learner: cps.Learner) -> None:
     """Recompute the digests of all subnetworks, as if they had been sealed in their present state."""
     network = learner.network
-    network.subnetworks = [replace(each, digest=each.digest_in(network.weights)) for each in network.subnetworks]
+    network.subnetworks = [replace(each, digest=network._digest(each)) for each in network.subnetworks]
 
 
 def _edit_input_shape(learner: cps.Learner, rng: random.Random) -> None:

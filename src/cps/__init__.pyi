@@ -44,6 +44,7 @@ from .network.masks import Masks as Masks
 from .network.outputs import Evidence as Evidence, Outputs as Outputs
 from .network.shared import SharedNetwork as SharedNetwork
 from .network.subnetwork import Fingerprint as Fingerprint, Subnetwork as Subnetwork
+from .network.trunk import suggest_trunk as suggest_trunk
 from .pruning.base import Pruner as Pruner
 from .pruning.magnitude import Magnitude as Magnitude
 from .pruning.nnrelief import NNrelief as NNrelief

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from cps.closed_form.spaces import Joined, RandomPatches, RandomReLU
 from cps.data.augmentation import Augmentation
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme, Upright
@@ -15,7 +16,7 @@ from cps.selection.fusion import Fusion
 from cps.selection.importance_signature import ImportanceSignature
 from cps.selection.max_output import MaxOutput
 from cps.selection.statistics import check_selectors
-from cps.storage.settings_codec import encode
+from cps.storage.settings_codec import contains_setting, encode
 from cps.training.settings import Adam, Steps, Training
 
 # The defaults: those of the paper for CIFAR-100 but for the first selector.
@@ -43,6 +44,8 @@ class LearnerConfig:
     rotations: RotationScheme = ROTATIONS
     normalize: Normalize | None = None
     prune_images: int = 1000
+    trunk: str | None = None
+    map_copies: int = 8
     capacity: Capacity = CAPACITY
     seed: int = 0
 
@@ -56,6 +59,19 @@ class LearnerConfig:
         for name in INTEGERS:
             object.__setattr__(self, name, int(getattr(self, name)))
         object.__setattr__(self, "selectors", check_selectors(self.selectors))
+        if self.trunk is not None:
+            self._check_trunk()
+
+    def _check_trunk(self) -> None:
+        """Raise an error for settings that do not go with a trunk: its maps cannot be rotated like images."""
+        if not isinstance(self.trunk, str):
+            raise TypeError(f"trunk must be the name of a layer, such as 'layer3', or None, got {self.trunk!r}")
+        if self.rotations.num_rotations > 1 or self.rotations.flips:
+            raise ValueError(f"rotations must be cps.Upright() with a trunk, got {self.rotations}")
+        if any(contains_setting(self.selectors, space) for space in (RandomReLU, RandomPatches, Joined)):
+            raise ValueError("the space of a selector must be cps.Pretrained() or None with a trunk")
+        if any(getattr(space, "flips", False) for space in _shared_spaces(self.selectors)):
+            raise ValueError("SharedSpace must have flips=False with a trunk, whose maps cannot be mirrored")
 
     def encode(self) -> dict[str, Any]:
         """Return the settings as JSON data."""
@@ -63,7 +79,7 @@ class LearnerConfig:
 
 
 SETTINGS = tuple(field.name for field in fields(LearnerConfig))
-INTEGERS = {"rounds": 0, "prune_images": 1, "seed": 0}  # and the smallest value of each
+INTEGERS = {"rounds": 0, "prune_images": 1, "map_copies": 1, "seed": 0}  # and the smallest value of each
 _REQUIRED = {*INTEGERS, "selectors"}  # None is an error here, in a file too
 _INSTANCES = {"train": Training, "retrain": Training, "normalize": Normalize, "capacity": Capacity}
 _FUNCTIONS = {  # and what else they need to have
@@ -87,6 +103,11 @@ def _check(name: str, value: Any) -> None:
         example, attribute = _FUNCTIONS[name]
         if not is_function(value) or not hasattr(value, attribute or "__call__"):
             raise TypeError(f"{name} must be an object such as {example}, got {_describe(value)}")
+
+
+def _shared_spaces(selectors: Sequence[Selector]) -> list[Any]:
+    """Return the selectors, and the shared space of those that have one."""
+    return [*selectors, *(getattr(selector, "shared", None) for selector in selectors)]
 
 
 def is_function(value: Any) -> bool:

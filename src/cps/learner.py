@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.closed_form.calibration import calibrated_lda
+from cps.closed_form.classifiers import LinearScores
 from cps.closed_form.spaces import Pretrained
 from cps.config import (
     CAPACITY,
@@ -23,7 +24,7 @@ from cps.config import (
 )
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import ClassName, CountedExamples, Examples, read_labels
+from cps.data.examples import ClassName, CountedExamples, Examples, ImageBatches, read_labels
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme
@@ -49,6 +50,7 @@ from cps.selection.predict import Prediction, predict
 from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
 from cps.selection.stream import Stream
 from cps.storage.settings_codec import contains_setting
+from cps.training.cached_maps import CachedMaps, cache_maps
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
 from cps.training.progress import Progress
 from cps.training.settings import Training
@@ -58,7 +60,7 @@ from cps.unlearning import forget_task, fresh_weights
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-HEAD, PRUNE, FIT, OBSERVE, FORGET = range(5)  # what a seed is used for
+HEAD, PRUNE, FIT, OBSERVE, FORGET, MAPS = range(6)  # what a seed is used for
 BATCH = 256  # images per forward pass
 
 
@@ -88,6 +90,8 @@ class Learner:
         rotations: RotationScheme = ROTATIONS,
         normalize: Normalize | None = None,
         prune_images: int = 1000,
+        trunk: str | None = None,
+        map_copies: int = 8,
         capacity: Capacity = CAPACITY,
         seed: int = 0,
         fabric: "Fabric | None" = None,
@@ -100,9 +104,12 @@ class Learner:
         After dense training (`train`), the pruner runs `rounds` times, each time followed by retraining (`retrain`); 0
         rounds is CP&S-frozen. Statistics are kept for all `selectors`; the first one predicts. `rotations` decides
         whether classes are also learned in rotated form, `capacity` how tasks share the weights. `prune_images` is the
-        number of images the pruner sees. `fabric` says where training runs (default: the best single device),
-        `workers` how many processes read a torch `Dataset`. `on_epoch` is called after every epoch. `architecture`
-        names the builtin architecture of a module that you built yourself, so that the model file opens without it.
+        number of images the pruner sees. `trunk` names the layer of a pretrained backbone behind which subnetworks
+        begin (see `cps.suggest_trunk`). The layers up to it never change, and what they compute for an image and
+        `map_copies - 1` augmented copies of it is kept while the task is learned. `fabric` says where training runs
+        (default: the best single device), `workers` how many processes read a torch `Dataset`. `on_epoch` is called
+        after every epoch. `architecture` names the builtin architecture of a module that you built yourself, so that
+        the model file opens without it.
         """
         self.config = LearnerConfig(
             pruner=pruner,
@@ -114,6 +121,8 @@ class Learner:
             rotations=rotations,
             normalize=normalize,
             prune_images=prune_images,
+            trunk=trunk,
+            map_copies=map_copies,
             capacity=capacity,
             seed=seed,
         )
@@ -122,7 +131,7 @@ class Learner:
         self.workers, self.on_epoch = workers, on_epoch
         self.architecture = backbone if isinstance(backbone, Architecture) else architecture
         module = backbone.make(self.config.seed) if isinstance(backbone, Architecture) else backbone
-        self.network = SharedNetwork(module, normalize=normalize)
+        self.network = SharedNetwork(module, normalize=normalize, trunk=trunk)
         self._keep_pretrained_if_used()
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)
@@ -137,8 +146,9 @@ class Learner:
 
     def configure(self, **settings: Any) -> None:
         """Change settings for the tasks to come, such as `train` or `pruner`; sealed tasks are not affected."""
-        if "normalize" in settings:
-            raise ValueError("normalize cannot change: sealed subnetworks were trained with the first one")
+        for name in ("normalize", "trunk"):
+            if name in settings and settings[name] != getattr(self.config, name):
+                raise ValueError(f"{name} cannot change: sealed subnetworks were trained with the first one")
         self.config = replace(self.config, **settings)
         self._keep_pretrained_if_used()
 
@@ -149,14 +159,16 @@ class Learner:
         checkpoint: str | Path | None = None,
         rotations: RotationScheme | None = None,
         on_epoch: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> Subnetwork:
         """Learn a task: Algorithm 1. If anything fails, the learner is as it was before.
 
         With `checkpoint`, the state is saved to that file after each epoch, and a call that finds the file resumes from
         it; delete the file once the learned model is saved. `rotations` and `on_epoch` replace the learner's for this
-        task.
+        task. `on_progress` is called with the number of maps that the trunk has computed, and the total.
         """
         check_callback("on_epoch", on_epoch)
+        check_callback("on_progress", on_progress)
         config = self.config if rotations is None else replace(self.config, rotations=rotations)
         with self._learning():
             draft, examples, held_out = self._start(task, config)
@@ -165,8 +177,13 @@ class Learner:
             if saved:
                 draft.restore(saved.tensors)
             examples = examples.to(self.fabric.device)
+            transform = BatchTransform(self.network.prepare, config.augment, config.rotations)
+            trained = examples, transform
+            if self.network.trunk is not None:
+                maps = self._cached_maps(examples, config, on_progress)
+                examples, trained = maps.plain, (maps.examples, maps.transform)
             for phase in range(saved.position.phase if saved else 0, config.rounds + 1):
-                self._train(draft, examples, config, phase, saver, saved, on_epoch or self.on_epoch)
+                self._train(draft, *trained, config, phase, saver, saved, on_epoch or self.on_epoch)
                 saved = None
                 if phase == 0:
                     draft.end_dense_training()
@@ -178,6 +195,7 @@ class Learner:
                     lambda sealed: collect_statistics(
                         self.network, sealed, examples, held_out, config.selectors, self.fabric
                     ),
+                    scores=None if self.network.trunk is None else self._joined_scores(draft, examples),
                 )
 
     def learn_frozen(self, task: Task, *, on_progress: Callable[[int, int], None] | None = None) -> Subnetwork:
@@ -266,7 +284,7 @@ class Learner:
     def _keep_pretrained_if_used(self) -> None:
         """Keep the weights as they came if a selector needs them. Once something was learned, they are gone."""
         is_new = self.network.input_shape is None and self.network.pretrained is None
-        if is_new and contains_setting(self.config.selectors, Pretrained):
+        if is_new and (self.config.trunk is not None or contains_setting(self.config.selectors, Pretrained)):
             self.network.keep_pretrained()
 
     def _evidence(self, images: Tensor) -> Evidence:
@@ -292,10 +310,26 @@ class Learner:
         head = generator(*self._key(HEAD))
         return self.network.new_draft(task.classes, features, head, config.rotations, min_free), examples, held_out
 
+    def _cached_maps(
+        self, examples: Examples, config: LearnerConfig, on_progress: Callable[[int, int], None] | None
+    ) -> CachedMaps:
+        """Return the trunk's outputs for the examples and for augmented copies of them."""
+        with self._seeded(MAPS):
+            draw = generator(*self._key(MAPS))
+            return cache_maps(
+                self.network, examples, config.augment, config.map_copies, draw, self.fabric, on_progress=on_progress
+            )
+
+    def _joined_scores(self, draft: Draft, examples: Examples) -> LinearScores:
+        """Return scores in closed form of the draft's features, joined with those of the backbone as it came."""
+        features = self.network.joined_features(draft, ImageBatches(examples))
+        return calibrated_lda(features, read_labels(examples), len(draft.classes))
+
     def _train(
         self,
         draft: Draft,
         examples: Examples,
+        transform: BatchTransform,
         config: LearnerConfig,
         phase: int,
         saver: Checkpoint | None,
@@ -317,7 +351,7 @@ class Learner:
             examples,
             training,
             seed=(config.seed, task, FIT, phase),
-            transform=BatchTransform(self.network.prepare, config.augment, config.rotations),
+            transform=transform,
             guard=draft.guard(),
             score_range=draft.score_range,
             after_epoch=after_epoch,

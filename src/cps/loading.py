@@ -84,7 +84,7 @@ def _check_shapes(network: SharedNetwork, path: str | Path) -> None:
 @torch.no_grad()
 def _features_of_blank(network: SharedNetwork, shape: tuple[int, ...]) -> Tensor:
     """Return features on the meta device, where shapes cost nothing, or real ones if a module does not support it."""
-    module = copy.deepcopy(network.backbone).eval()
+    module = network.with_trunk(copy.deepcopy(network.backbone).eval())
     try:
         return module.to("meta")(network.prepare(torch.zeros(1, *shape, device="meta")))
     except Exception:

@@ -43,7 +43,7 @@ def plan_for(model, folder, options=OPTIONS, **settings):
 
 def fingerprints(model):
     learner = cps.load(model, fabric=cps.make_fabric(accelerator="cpu"))
-    return [each.digest_in(learner.network.weights) for each in learner.network.subnetworks]
+    return [each.digest_in(learner.network.weights, {}) for each in learner.network.subnetworks]
 
 
 @pytest.fixture(scope="module")

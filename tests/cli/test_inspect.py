@@ -20,7 +20,7 @@ def test_inspect_prints_tasks_capacity_and_fingerprints(trained):
     for index, task in enumerate(found["tasks"]):
         assert task["task"] == index + 1
         assert task["density"] == pytest.approx(learner.network.density(index))
-        assert task["fingerprint"] == learner.network.subnetworks[index].digest_in(learner.network.weights)
+        assert task["fingerprint"] == learner.network.subnetworks[index].digest_in(learner.network.weights, {})
         assert task["notes"] == learner.network.subnetworks[index].notes
     assert found["free"] == pytest.approx(1 - density(learner.network.taken, learner.network.weights))
     assert found["bytes"] == model.stat().st_size

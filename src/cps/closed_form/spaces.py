@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cps.runtime.devices import has_fast_bfloat16
+from cps.runtime.devices import fast_photos
 from cps.storage.settings_codec import NumericSettings, setting
 
 TINY_IMAGE = 16  # pixels of a side, up to which an image is one vector
 LARGEST_SIDE = 32  # pixels; patches of larger images are taken from a reduced image
-LARGE_IMAGE = 64  # pixels of a side, from which a backbone is worth computing in bfloat16
 
 # Model files hold settings, so the memory that one can ask for is bounded: 256 MiB for the weights of a space, and less
 # than 2 GiB while they are computed.
@@ -105,7 +104,7 @@ class Pretrained(NumericSettings):
 
     def make(self, shape: tuple[int, ...], pretrained: Callable[[], nn.Module]) -> nn.Module:
         """Return the module that computes the features."""
-        return _PretrainedFeatures(pretrained())
+        return _PretrainedFeatures(pretrained(), shape)
 
 
 @setting
@@ -158,8 +157,8 @@ def default_space(shape: tuple[int, ...]) -> Space:
 
 
 def root_normalize(features: Tensor) -> Tensor:
-    """Return signed square roots of features, scaled to unit length: closer to a normal distribution."""
-    return F.normalize(features.sign() * features.abs().sqrt(), dim=1)
+    """Return signed square roots of features (..., d), scaled to unit length: closer to a normal distribution."""
+    return F.normalize(features.sign() * features.abs().sqrt(), dim=-1)
 
 
 def _resize(images: Tensor, height: int, width: int) -> Tensor:
@@ -239,19 +238,17 @@ class _PatchFeatures(nn.Module):
 
 
 class _PretrainedFeatures(nn.Module):
-    """Features of the backbone; those of large images in bfloat16 on a CPU that is faster with it."""
+    """Features of the backbone; those of photos in bfloat16 on a CPU that is fast in it. `shape` is that of images."""
 
-    def __init__(self, backbone: nn.Module):
+    def __init__(self, backbone: nn.Module, shape: tuple[int, ...]):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.shape = backbone, shape
 
     def forward(self, pixels: Tensor) -> Tensor:
-        is_large = pixels.ndim == 4 and min(pixels.shape[2:]) >= LARGE_IMAGE
-        if torch.compiler.is_compiling() or pixels.device.type != "cpu" or not is_large:
+        with fast_photos(pixels.device, self.shape):
+            if pixels.ndim == 4 and torch.is_autocast_enabled(pixels.device.type):
+                pixels = pixels.contiguous(memory_format=torch.channels_last)
             return root_normalize(self.backbone(pixels).float())
-        with torch.autocast("cpu", torch.bfloat16, enabled=has_fast_bfloat16()):
-            features = self.backbone(pixels.contiguous(memory_format=torch.channels_last))
-        return root_normalize(features.float())
 
 
 class _FlippedFeatures(nn.Module):

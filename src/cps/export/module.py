@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from cps.closed_form.spaces import Pretrained, Space
-from cps.network.compact.extraction import Standalone
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import ClassSelector, GraphSelector, Statistics
@@ -49,10 +48,8 @@ class AllTasksModule(nn.Module):
                 "'score_images'; choose another selector, e.g. MaxOutput, or export the tasks one by one"
             )
         self.selector = selector
-        self.subnetworks = nn.ModuleList(
-            Standalone(nn.Identity(), each, network.prepare) if each.is_frozen else network.extract(task)
-            for task, each in enumerate(network.subnetworks)
-        )
+        self.trunk = nn.Identity() if network.trunk is None else copy.deepcopy(network.trunk)
+        self.subnetworks = nn.ModuleList(network.extract_own(task) for task in range(len(network.subnetworks)))
         self._is_frozen = [each.is_frozen for each in network.subnetworks]
         class_counts = [len(subnetwork.classes) for subnetwork in network.subnetworks]
         self.classes = tuple(name for subnetwork in network.subnetworks for name in subnetwork.classes)
@@ -76,9 +73,9 @@ class AllTasksModule(nn.Module):
 
     def forward(self, images: Tensor) -> AllTasksOutput:
         """Return class, task, confidence and scores."""
-        pixels = self.subnetworks[0].pixels(images)  # pyright: ignore[reportCallIssue]
+        pixels = self.trunk(self.subnetworks[0].pixels(images))  # pyright: ignore[reportCallIssue]
         features = cache(partial(self._features, pixels))
-        evidence = Evidence(partial(self._outputs, images, features), len(self.subnetworks), features)
+        evidence = Evidence(partial(self._outputs, pixels, features), len(self.subnetworks), features)
         precomputed = self._precomputed()
         scores = self.selector.score_images(evidence, precomputed)  # (N, tasks)
         task = best_task(scores)
@@ -100,13 +97,14 @@ class AllTasksModule(nn.Module):
         )
 
     def _outputs(
-        self, images: Tensor, features: Callable[[Space | None], Tensor], tasks: Sequence[int]
+        self, pixels: Tensor, features: Callable[[Space | None], Tensor], tasks: Sequence[int]
     ) -> list[Outputs]:
-        """Return the outputs of subnetworks; all frozen ones share the features in the space `Pretrained`."""
+        """Return the outputs of subnetworks; all share the trunk and the features in the space `Pretrained`."""
+        pretrained = partial(features, Pretrained())
         return [
-            self.subnetworks[task].from_features(features(Pretrained())[None])  # pyright: ignore[reportCallIssue]
+            self.subnetworks[task].from_features(pretrained()[None])  # pyright: ignore[reportCallIssue]
             if self._is_frozen[task]
-            else self.subnetworks[task].outputs(images)  # pyright: ignore[reportCallIssue]
+            else self.subnetworks[task].from_pixels(pixels, pretrained)  # pyright: ignore[reportCallIssue]
             for task in tasks
         ]
 

@@ -24,7 +24,8 @@ class Cost(NamedTuple):
 def measure_costs(network: SharedNetwork) -> tuple[Cost, list[Cost]]:
     """Return the cost per image of the dense network with a head, and of each extracted subnetwork."""
     first = network.subnetworks[0]
-    dense = Standalone(copy_with_tensors(network.backbone, network.tensors_of(0)), first, network.prepare)
+    backbone = network.with_trunk(copy_with_tensors(network.backbone, network.tensors_of(0)))
+    dense = Standalone(backbone, first, network.prepare)
     return measure_cost(dense, network), [
         measure_cost(network.extract(task), network) for task in range(len(network.subnetworks))
     ]

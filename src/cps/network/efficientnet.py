@@ -66,7 +66,8 @@ class _Block(nn.Module):
 def _conv(width_in: int, width_out: int, kernel: int, *, stride: int = 1, groups: int = 1) -> list[nn.Module]:
     """Return a convolution with batch norm. With stride 2, TensorFlow pads one pixel more at the right and bottom."""
     before = (kernel - stride) // 2 if stride == 2 else kernel // 2
-    pad = [nn.ZeroPad2d((before, kernel - stride - before) * 2)] if stride == 2 else []
+    after = kernel - stride - before
+    pad = [nn.ZeroPad2d((before, after, before, after))] if stride == 2 else []
     padding = 0 if stride == 2 else before
     conv = nn.Conv2d(width_in, width_out, kernel, stride=stride, padding=padding, groups=groups, bias=False)
     return [*pad, conv, nn.BatchNorm2d(width_out, eps=1e-3, momentum=0.01)]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cps.network.architectures import Architecture
 from cps.network.masks import Masks, full_masks, is_subset, mask_shape, pack, union_of, unpack
+from cps.network.partition import set_tensors
 from cps.network.shared import NetworkState, SharedNetwork
 from cps.network.subnetwork import Subnetwork, check_sealed
 from cps.storage import container as storage
@@ -34,6 +35,7 @@ def write_model(
         _check_notes(index, subnetwork.notes)
     tensors = {f"weight/{name}": value for name, value in network.weights.items()}
     tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
+    tensors |= {f"trunk/{name}": value for name, value in network.trunk_tensors().items()}
     pretrained = network.pretrained
     is_unchanged = pretrained is not None and _are_equal(pretrained, network.weights)
     if pretrained is not None and not is_unchanged:
@@ -49,6 +51,7 @@ def write_model(
         "notes": [dict(subnetwork.notes) for subnetwork in network.subnetworks],
         "mirrors": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.flips],
         "frozen": [index for index, subnetwork in enumerate(network.subnetworks) if subnetwork.is_frozen],
+        "pretrained_heads": [index for index, each in enumerate(network.subnetworks) if each.pretrained_head],
         "unchanged": is_unchanged,
         "turns": {str(i): sub.num_rotations for i, sub in enumerate(network.subnetworks) if sub.num_rotations > 1},
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
@@ -79,6 +82,7 @@ class ModelContent(NamedTuple):
 
     weights: dict[str, Tensor]
     initial: dict[str, Tensor]
+    trunk: dict[str, Tensor]
     pretrained: dict[str, Tensor] | None
     taken: Masks
     subnetworks: list[Subnetwork]
@@ -88,18 +92,19 @@ class ModelContent(NamedTuple):
         if not is_subset(union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights), self.taken):
             raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
         try:
-            check_sealed(self.subnetworks, self.weights, {**self.initial, **(self.pretrained or {})})
+            pretrained = {**self.trunk, **self.initial, **(self.pretrained or {})}
+            check_sealed(self.subnetworks, self.weights, pretrained)
         except RuntimeError as error:
             raise FileError(f"'{path}' is inconsistent: {error}") from None
 
 
 def parse_model(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> ModelContent:
     """Return the content of a model file without its backbone; the shapes of all tensors are checked."""
-    shared, private = (
+    shared, private, trunk = (
         {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
-        for kind in ("weight/", "initial/")
+        for kind in ("weight/", "initial/", "trunk/")
     )
-    return _parse(_Reader(path, tensors, "is inconsistent"), header, shared, private)
+    return _parse(_Reader(path, tensors, "is inconsistent"), header, shared, private, trunk)
 
 
 def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -108,7 +113,7 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
     reader = _Reader(path, tensors, "does not fit this backbone")
-    content = _parse(reader, header, network.weights, network.initial)
+    content = _parse(reader, header, network.weights, network.initial, network.trunk_tensors())
     content.check(path)
     input_range = header.get("input_range")  # missing in early files
     network.set_state(
@@ -123,28 +128,34 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
             pretrained=content.pretrained,
         )
     )
+    if network.trunk is not None:
+        set_tensors(network.trunk, content.trunk)
 
 
 def _parse(
-    reader: "_Reader", header: dict[str, Any], shared: Mapping[str, Tensor], private: Mapping[str, Tensor]
+    reader: "_Reader",
+    header: dict[str, Any],
+    shared: Mapping[str, Tensor],
+    private: Mapping[str, Tensor],
+    in_trunk: Mapping[str, Tensor],
 ) -> ModelContent:
-    """Return the content of a file for a network whose shared and private tensors have these shapes and dtypes."""
-    weights = {name: reader.take(f"weight/{name}", value.shape, value.dtype) for name, value in shared.items()}
-    initial = {name: reader.take(f"initial/{name}", value.shape, value.dtype) for name, value in private.items()}
+    """Return the content of a file for a network whose tensors have these shapes and dtypes."""
+    weights, initial = reader.take_all("weight", shared), reader.take_all("initial", private)
+    trunk = reader.take_all("trunk", in_trunk)
     pretrained = None
     if header.get("unchanged"):  # missing in early files
         pretrained = {name: value.clone() for name, value in weights.items()}
     elif any(name.startswith("pretrained/") for name in reader.rest):
-        pretrained = {n: reader.take(f"pretrained/{n}", value.shape, value.dtype) for n, value in shared.items()}
+        pretrained = reader.take_all("pretrained", shared)
     taken = reader.masks("taken", weights)
     no_masks = full_masks(weights, on=False)
     subnetworks = [
         _subnetwork(reader, header, task, weights, initial, no_masks) for task in range(len(header["classes"]))
     ]
-    if pretrained is None and any(subnetwork.is_frozen for subnetwork in subnetworks):
-        raise FileError(f"'{reader.path}' {reader.problem}: it has a frozen task, but not the pretrained weights")
+    if pretrained is None and any(subnetwork.uses_pretrained for subnetwork in subnetworks):
+        raise FileError(f"'{reader.path}' {reader.problem}: a task needs the pretrained weights, which it lacks")
     reader.check_all_taken()
-    return ModelContent(weights, initial, pretrained, taken, subnetworks)
+    return ModelContent(weights, initial, trunk, pretrained, taken, subnetworks)
 
 
 def _subnetwork(
@@ -163,9 +174,14 @@ def _subnetwork(
         "weight": reader.take(f"task/{task}/head/weight", (outputs, features)),
         "bias": reader.take(f"task/{task}/head/bias", (outputs,)),
     }
+    pretrained_head = {}
+    if task in header.get("pretrained_heads", []):  # missing in early files
+        pretrained_head = {"weight": reader.take(f"task/{task}/pretrained_head/weight")}
+        if tuple(pretrained_head["weight"].shape[:1]) != (outputs,) or pretrained_head["weight"].ndim != 2:
+            raise FileError(f"'{reader.path}' {reader.problem}: the pretrained head of task {task} has another shape")
     private = {}
     if not is_frozen:
-        private = {n: reader.take(f"task/{task}/private/{n}", v.shape, v.dtype) for n, v in initial.items()}
+        private = reader.take_all(f"task/{task}/private", initial)
     statistics = {
         selector: {key: reader.take(f"task/{task}/statistics/{selector}/{key}") for key in keys}
         for selector, keys in header["statistics"][task].items()
@@ -181,6 +197,7 @@ def _subnetwork(
         flips=task in header["mirrors"],
         digest=header["fingerprints"][task],
         is_frozen=is_frozen,
+        pretrained_head=pretrained_head,
     )
 
 
@@ -203,6 +220,7 @@ def _subnetwork_tensors(subnetwork: Subnetwork) -> dict[str, Tensor]:
     tensors = {f"mask/{name}": pack(mask) for name, mask in masks.items()}
     tensors |= {f"private/{name}": value for name, value in subnetwork.private.items()}
     tensors |= {f"head/{name}": value for name, value in subnetwork.head.items()}
+    tensors |= {f"pretrained_head/{name}": value for name, value in subnetwork.pretrained_head.items()}
     for selector, kept in subnetwork.statistics.items():
         tensors |= {f"statistics/{selector}/{key}": value for key, value in kept.items()}
     return tensors
@@ -229,6 +247,9 @@ class _Reader:
                 f"{_describe(value.dtype, value.shape)}, expected {_describe(dtype, expected)}"
             )
         return value
+
+    def take_all(self, prefix: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self.take(f"{prefix}/{name}", value.shape, value.dtype) for name, value in like.items()}
 
     def masks(self, prefix: str, weights: Mapping[str, Tensor]) -> Masks:
         masks = {}
@@ -257,7 +278,12 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
         and all(_all_are((str, int), names) for names in header["classes"])
         and all(isinstance(s, dict) and _all_are(str, *s.values()) for s in header["statistics"])
         and _all_are(
-            int, header["features"], header.get("input_shape"), header.get("mirrors"), header.get("frozen", [])
+            int,
+            header["features"],
+            header.get("input_shape"),
+            header.get("mirrors"),
+            header.get("frozen", []),
+            header.get("pretrained_heads", []),
         )
         and _all_are((int, float), header.get("input_range", []))
         and _is_range(header.get("input_range", []))

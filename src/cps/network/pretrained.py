@@ -131,7 +131,7 @@ def _download_timm(architecture: Architecture) -> tuple[Mapping[str, Tensor], st
 
     name = architecture.name_in_library
     try:
-        model = timm.create_model(name, pretrained=True, num_classes=0, in_chans=architecture.channels)
+        model: Any = timm.create_model(name, pretrained=True, num_classes=0, in_chans=architecture.channels)
     except Exception as error:  # timm and its hub raise many types
         raise ValueError(_no_weights(architecture.name, error)) from error
     return model.state_dict(), f"{TIMM} {model.pretrained_cfg.get('hf_hub_id') or name}"

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from cps.closed_form.classifiers import LinearScores
-from cps.closed_form.spaces import Pretrained, Space, default_space
+from cps.closed_form.spaces import Pretrained, Space, default_space, root_normalize
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import RotationScheme, Upright
@@ -28,6 +28,7 @@ from cps.network.masks import Masks, count_weights, density, full_masks, union, 
 from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs
 from cps.network.partition import (
     Parts,
+    as_channels_last,
     copy_like,
     make_contiguous,
     move_module,
@@ -38,7 +39,8 @@ from cps.network.partition import (
     set_tensors,
 )
 from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork, check_sealed, stand_in
-from cps.runtime.devices import cuda_device, deterministic_cudnn, full_precision, without_autocast
+from cps.network.trunk import Maps, keep_maps, split_backbone
+from cps.runtime.devices import cuda_device, deterministic_cudnn, fast_photos, full_precision, without_autocast
 from cps.runtime.process_state import CopyableLock
 from cps.storage.container import digest
 
@@ -69,9 +71,16 @@ class SharedNetwork:
     which never change again. Weights that the user froze are taken from the start. `initial` holds the private
     parameters that every new task starts from, and `pretrained` the shared weights as they came, or None if they are
     not kept. Only the methods of this class change these attributes.
+
+    With a trunk, named by its last layer, `backbone` is what follows that layer. The trunk never changes, belongs to no
+    task and runs once for an image.
     """
 
-    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None):
+    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None, trunk: str | None = None):
+        self.trunk: nn.Module | None = None
+        if trunk is not None:
+            self.trunk, backbone = split_backbone(backbone, trunk)
+            make_contiguous(self.trunk)
         self.parts: Parts = partition(backbone)
         self.backbone = copy.deepcopy(backbone)
         make_contiguous(self.backbone)
@@ -92,7 +101,7 @@ class SharedNetwork:
         self._warned: set[str] = set()
         self._accepts_noise: bool | None = None  # not known yet
         self._lock = CopyableLock()
-        self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images)
+        self._compact = CompactCache(self.backbone, self.tensors_of, self._two_images, self._fast_photos)
         self._spaces: dict[Space | None, nn.Module] = {}
 
     @property
@@ -100,18 +109,24 @@ class SharedNetwork:
         """The device that the network is on."""
         return next(iter(self.weights.values())).device
 
+    @property
+    def _modules(self) -> list[nn.Module]:
+        """The trunk, if there is one, and the backbone."""
+        return [self.backbone] if self.trunk is None else [self.trunk, self.backbone]
+
     def to(self, device: torch.device) -> None:
         """Move everything to a device."""
         self.clear_compact()
         self._spaces.clear()
-        move_module(self.backbone, device)
-        if device.type == "cuda":
-            put_channels_last(self.backbone)
+        for module in self._modules:
+            move_module(module, device)
+            if device.type == "cuda":
+                put_channels_last(module)
         pretrained = self.pretrained or {}
         for tensors in (self.weights, pretrained, self.initial, *(sub.private for sub in self.subnetworks)):
             move_tensors(tensors, device, channels_last=device.type == "cuda")
         for sub in self.subnetworks:
-            for tensors in (sub.masks, sub.head, *sub.statistics.values()):
+            for tensors in (sub.masks, sub.head, sub.pretrained_head, *sub.statistics.values()):
                 move_tensors(tensors, device)
         move_tensors(self.taken, device)
 
@@ -228,18 +243,45 @@ class SharedNetwork:
             learns_masks=learns_masks,
         )
 
-    def seal(self, draft: Draft, collect: Callable[[Subnetwork], dict[str, Statistics]] | None = None) -> Subnetwork:
+    def seal(
+        self,
+        draft: Draft,
+        collect: Callable[[Subnetwork], dict[str, Statistics]] | None = None,
+        *,
+        scores: LinearScores | None = None,
+    ) -> Subnetwork:
         """Make a draft a sealed subnetwork: its weights are taken and never change again.
 
         `collect` returns the statistics to keep about it. It is called when the new subnetwork can already run, as the
-        last one of the network.
+        last one of the network. With `scores` of the `joined_features`, these replace the head of the draft.
         """
         draft.check_finite()
         with torch.no_grad():
             self._take_weights(draft)
         head = {name: value.detach().clone() for name, value in draft.model.head.named_parameters()}
+        pretrained_head: dict[str, Tensor] = {}
+        if scores is not None:
+            own = head["weight"].shape[1]
+            head = self._head(scores)
+            joined = head.pop("weight")
+            head["weight"] = joined[:, :own].contiguous()
+            pretrained_head = {"weight": joined[:, own:].contiguous()}
         private = {name: copy_like(self.initial[name], value) for name, value in draft.private().items()}
-        return self._append(Subnetwork(draft.classes, draft.masks, private, head, flips=draft.flips), collect)
+        sealed = Subnetwork(
+            draft.classes, draft.masks, private, head, flips=draft.flips, pretrained_head=pretrained_head
+        )
+        return self._append(sealed, collect)
+
+    @torch.no_grad()
+    def joined_features(self, draft: Draft, batches: Iterable[Tensor | Maps]) -> Tensor:
+        """Return the features (N, 2 d) of a draft and, beside them, those of the backbone as it came."""
+        module = draft.model.backbone.eval()
+        with self.in_use(), full_precision(), self._fast_photos():
+            parts = []
+            for pixels in map(self.pixels, batches):
+                own, pretrained = root_normalize(module(pixels).float()), self.space_module(Pretrained())(pixels)
+                parts.append(torch.cat([own, pretrained], dim=1))
+            return torch.cat(parts)
 
     def seal_frozen(
         self,
@@ -248,10 +290,15 @@ class SharedNetwork:
         collect: Callable[[Subnetwork], dict[str, Statistics]] | None = None,
     ) -> Subnetwork:
         """Add a subnetwork that is the backbone as it came, with scores of its features in the space `Pretrained`."""
+        head = self._head(scores)
+        return self._append(Subnetwork(tuple(classes), self._no_masks(), {}, head, is_frozen=True), collect)
+
+    def _head(self, scores: LinearScores) -> dict[str, Tensor]:
+        """Return the weight and the bias of a head that computes these scores."""
         head = {"weight": scores.weights.T, "bias": scores.offsets - scores.centre @ scores.weights}
         head = {name: value.to(self.device, torch.float32).contiguous() for name, value in head.items()}
         head["bias"].clamp_(min=NO_IMAGES)  # a class without images has minus infinity
-        return self._append(Subnetwork(tuple(classes), self._no_masks(), {}, head, is_frozen=True), collect)
+        return head
 
     def _append(self, sealed: Subnetwork, collect: Callable[[Subnetwork], dict[str, Statistics]] | None) -> Subnetwork:
         """Add a sealed subnetwork, with its digest and the statistics that `collect` returns."""
@@ -269,10 +316,15 @@ class SharedNetwork:
 
     def _digest(self, subnetwork: Subnetwork) -> str:
         """Return the digest of everything that belongs to a subnetwork."""
-        return subnetwork.digest_in(stand_in(self._all_pretrained()) if subnetwork.is_frozen else self.weights)
+        came = {**self.trunk_tensors(), **self._all_pretrained()} if subnetwork.uses_pretrained else {}
+        return subnetwork.digest_in(self.weights, stand_in(came))
+
+    def trunk_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors of the trunk; none without one."""
+        return {} if self.trunk is None else named_tensors(self.trunk)
 
     def _all_pretrained(self) -> dict[str, Tensor]:
-        """Return all tensors of the backbone as it came."""
+        """Return all tensors of the backbone as it came, without the trunk."""
         if self.pretrained is None:
             raise ValueError(
                 "the weights that the backbone came with were not kept; a selector with the space Pretrained must be "
@@ -322,21 +374,37 @@ class SharedNetwork:
         live = named_tensors(self.backbone)
         return {name for name in self.weights if not live[name].requires_grad or (self.taken[name] & ~used[name]).any()}
 
-    def pixels(self, images: Tensor) -> Tensor:
-        """Return the backbone's input for raw images: on its device, scaled and normalised."""
-        return self.prepare(images.to(self.device))
+    def pixels(self, images: Tensor | Maps) -> Tensor:
+        """Return the backbone's input for raw images: on its device, scaled and normalised, after the trunk if any."""
+        if self.trunk is None and isinstance(images, Tensor):
+            return self.prepare(images.to(self.device))
+        return self.maps(images).values.to(self.device, self.prepare.dtype)
+
+    @torch.no_grad()
+    def maps(self, images: Tensor | Maps) -> Maps:
+        """Return the outputs of the trunk for raw images; those of photos in bfloat16 on a CPU that is fast in it."""
+        if isinstance(images, Maps):
+            return images
+        assert self.trunk is not None
+        with self.in_use(), full_precision(), fast_photos(self.device, images.shape[1:]):
+            pixels = (self.prepare(part.to(self.device)) for part in self._parts(images))
+            return Maps(torch.cat([self.trunk(as_channels_last(part)) for part in pixels]))
 
     def tensors_of(self, task: int) -> dict[str, Tensor]:
         """Return the tensors that turn the backbone into a task's subnetwork: masked weights and private parts."""
         subnetwork = self.subnetworks[task]
         return self._all_pretrained() if subnetwork.is_frozen else subnetwork.tensors(self.weights)
 
-    def evidence(self, batches: Iterable[Tensor], features: Callable[[Space | None], Tensor] | None = None) -> Evidence:
+    def evidence(
+        self, batches: Iterable[Tensor | Maps], features: Callable[[Space | None], Tensor] | None = None
+    ) -> Evidence:
         """Return the outputs of every subnetwork for batches of images, computed on demand.
 
         `features` returns the features of these images in a space, if they are known from an earlier evidence.
         """
         known = [*self.subnetworks]
+        if self.trunk is not None:
+            batches = keep_maps(batches, self.maps)
         features = features or cache(partial(self.features, batches))
 
         def check() -> None:
@@ -359,7 +427,7 @@ class SharedNetwork:
         return Evidence(forward, len(known), features, forward_some, sum(map(len, batches)))
 
     @torch.no_grad()
-    def features(self, batches: Iterable[Tensor], space: Space | None) -> Tensor:
+    def features(self, batches: Iterable[Tensor | Maps], space: Space | None) -> Tensor:
         """Return the features (N, d) of batches of images in a space that no task owns."""
         with self.in_use(), full_precision():
             module, parts = self.space_module(space), (part for batch in batches for part in self._parts(batch))
@@ -368,30 +436,29 @@ class SharedNetwork:
                 raise ValueError(f"{space} must return features of shape (N, d), got {tuple(features.shape)}")
             return features
 
-    def _parts(self, batch: Tensor) -> Sequence[Tensor]:
+    def _parts(self, batch: Any) -> Sequence[Any]:
         """Split a batch of large images on a CPU, whose caches and memory its activations would exceed."""
-        return (
-            batch.split(max(1, CPU_BATCH_VALUES // math.prod(batch.shape[1:])))
-            if self.device.type == "cpu"
-            else [batch]
-        )
+        if self.device.type != "cpu" or isinstance(batch, Maps):
+            return [batch]
+        return batch.split(max(1, CPU_BATCH_VALUES // math.prod(batch.shape[1:])))
 
     def space_module(self, space: Space | None) -> nn.Module:
         """Return the module that computes the features of a space, or the default one, from the backbone's input."""
         shape = self.input_shape or ()
         if space not in self._spaces:
-            module = (space or default_space(shape)).make(shape, self.pretrained_backbone)
+            default = default_space(shape) if self.trunk is None else Pretrained()
+            module = (space or default).make(shape, self.pretrained_backbone)
             self._spaces[space] = module.to(self.device).eval().requires_grad_(False)
         return self._spaces[space]
 
     def pretrained_backbone(self) -> nn.Module:
-        """Return a copy of the backbone with the weights it came with."""
+        """Return a copy of the backbone with the weights it came with, without the trunk."""
         return copy_with_tensors(self.backbone, self._all_pretrained())
 
     @torch.no_grad()
     def outputs(
         self,
-        batches: Iterable[Tensor],
+        batches: Iterable[Tensor | Maps],
         tasks: Sequence[int],
         features: Callable[[Space | None], Tensor] | None = None,
     ) -> list[Outputs]:
@@ -399,13 +466,29 @@ class SharedNetwork:
 
         All frozen ones share the features in the space `Pretrained`, which `features` returns if they are known.
         """
+        features = features or cache(partial(self.features, batches))
         with self.in_use():
-            frozen = self._frozen_outputs(tasks, features or partial(self.features, batches))
+            frozen = self._frozen_outputs(tasks, features)
             others = [task for task in tasks if task not in frozen]
             compact = {task: self.subnetworks[task] for task in others if self._compact.is_worthwhile(task)}
-            outputs = frozen | finite_outputs(self._compact.outputs(map(self.pixels, batches), compact))
+            outputs = finite_outputs(self._compact.outputs(map(self.pixels, batches), compact))
             # The others have no compact form, or features too large for the half precision it may compute in.
-            return [outputs[task] if task in outputs else self.full_outputs(batches, task) for task in tasks]
+            outputs |= {
+                task: self._full_outputs(map(self.pixels, batches), task) for task in others if task not in outputs
+            }
+            outputs = frozen | {task: self._with_pretrained(task, each, features) for task, each in outputs.items()}
+            return [outputs[task] for task in tasks]
+
+    def _with_pretrained(
+        self, task: int, outputs: Outputs, features: Callable[[Space | None], Tensor], images: Tensor | None = None
+    ) -> Outputs:
+        """Return outputs for all images, or for some, whose logits include those of the pretrained head, if any."""
+
+        def pretrained() -> Tensor:
+            every = features(Pretrained())
+            return every if images is None else every[images.to(every.device)]
+
+        return self.subnetworks[task].with_pretrained(outputs, pretrained)
 
     def _frozen_outputs(self, tasks: Iterable[int], features: Callable[[Space | None], Tensor]) -> dict[int, Outputs]:
         """Return the outputs of the frozen subnetworks among `tasks`: their heads on features that they share."""
@@ -415,7 +498,7 @@ class SharedNetwork:
     @torch.no_grad()
     def outputs_for(
         self,
-        batches: Sequence[Tensor],
+        batches: Sequence[Tensor | Maps],
         images: Mapping[int, Tensor],
         features: Callable[[Space | None], Tensor] | None = None,
     ) -> dict[int, Outputs]:
@@ -424,8 +507,9 @@ class SharedNetwork:
         `features` is that of `outputs`.
         """
         first = 0
+        features = features or cache(partial(self.features, batches))
         with self.in_use():
-            frozen = self._frozen_outputs(images, features or partial(self.features, batches))
+            frozen = self._frozen_outputs(images, features)
             chosen = {
                 task: Outputs(*(part[images[task].to(part.device)] for part in outputs))
                 for task, outputs in frozen.items()
@@ -441,7 +525,11 @@ class SharedNetwork:
                 for task, outputs in self._outputs_of_parts(parts).items():
                     found[task].append(outputs)
                 first += len(batch)
-        return chosen | {task: concatenate(outputs) for task, outputs in found.items()}
+            own = {
+                task: self._with_pretrained(task, concatenate(outputs), features, images[task])
+                for task, outputs in found.items()
+            }
+        return chosen | own
 
     def _outputs_of_parts(self, parts: Mapping[int, Tensor]) -> dict[int, Outputs]:
         """Run each task's subnetwork on pixels of its own."""
@@ -452,10 +540,13 @@ class SharedNetwork:
         }
 
     @torch.no_grad()
-    def full_outputs(self, batches: Iterable[Tensor], task: int) -> Outputs:
+    def full_outputs(self, batches: Iterable[Tensor | Maps], task: int) -> Outputs:
         """Run a subnetwork as the whole backbone with the task's masked weights: the slow reference."""
         with self.in_use():
-            return self._full_outputs(map(self.pixels, batches), task)
+            if self.trunk is not None:
+                batches = keep_maps([*batches], self.maps)
+            outputs = self._full_outputs(map(self.pixels, batches), task)
+            return self._with_pretrained(task, outputs, partial(self.features, batches))
 
     def _full_outputs(self, pixels: Iterable[Tensor], task: int) -> Outputs:
         subnetwork = self.subnetworks[task]
@@ -466,17 +557,38 @@ class SharedNetwork:
             network = partial(functional_call, self.backbone, self.tensors_of(task))
         size = max(1, MAX_BATCH // len(subnetwork.views))
         chunks = (chunk for batch in pixels for chunk in batch.split(size))
-        return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
+        with self._fast_photos():
+            return concatenate([subnetwork.outputs(subnetwork.view_features(chunk, network)) for chunk in chunks])
+
+    def _fast_photos(self) -> AbstractContextManager[None]:
+        """Return the context in which subnetworks behind a trunk compute, as the trunk does."""
+        return fast_photos(self.device, () if self.trunk is None else self.input_shape or ())
 
     def extract(self, task: int) -> Standalone:
         """Return a subnetwork as a small, plain module, without the channels it does not use."""
         with self.in_use():
             self.check_task(task)
-            if self.subnetworks[task].is_frozen:
-                return Standalone(copy.deepcopy(self.space_module(Pretrained())), self.subnetworks[task], self.prepare)
-            compact = self._compact.extract(task)
-            backbone = copy_with_tensors(self.backbone, self.tensors_of(task)) if compact is None else compact
-            return Standalone(backbone, self.subnetworks[task], self.prepare)
+            subnetwork, trunk = self.subnetworks[task], copy.deepcopy(self.trunk)
+            pretrained = copy.deepcopy(self.space_module(Pretrained())) if subnetwork.uses_pretrained else None
+            if subnetwork.is_frozen and pretrained is not None:
+                return Standalone(pretrained, subnetwork, self.prepare, trunk=trunk)
+            return Standalone(self._own_backbone(task), subnetwork, self.prepare, trunk=trunk, pretrained=pretrained)
+
+    def extract_own(self, task: int) -> Standalone:
+        """Return only what a subnetwork does not share with others: without the trunk and the pretrained features."""
+        with self.in_use():
+            subnetwork = self.subnetworks[task]
+            own = nn.Identity() if subnetwork.is_frozen else self._own_backbone(task)
+            return Standalone(own, subnetwork, self.prepare)
+
+    def _own_backbone(self, task: int) -> nn.Module:
+        """Return the backbone of a subnetwork, where possible without the channels that it does not use."""
+        compact = self._compact.extract(task)
+        return copy_with_tensors(self.backbone, self.tensors_of(task)) if compact is None else compact
+
+    def with_trunk(self, backbone: nn.Module) -> nn.Module:
+        """Return a backbone behind a copy of the trunk, if there is one: a module that reads normalised images."""
+        return backbone if self.trunk is None else nn.Sequential(copy.deepcopy(self.trunk), backbone)
 
     def fingerprint(self, task: int) -> Fingerprint:
         """Return the digests of a sealed subnetwork; nothing that is learned later changes them."""
@@ -489,7 +601,7 @@ class SharedNetwork:
         """Return images of noise, or zeros if the backbone does not accept noise."""
         noise = torch.randn(images, *(self.input_shape or ()), generator=torch.Generator().manual_seed(0))
         if self._accepts_noise is None:
-            self._accepts_noise = accepts_noise(self.backbone, self.prepare(noise[:1]))
+            self._accepts_noise = accepts_noise(self.backbone, self.pixels(noise[:1]))
         return noise if self._accepts_noise else torch.zeros_like(noise)
 
     def _two_images(self) -> Tensor:
@@ -505,7 +617,9 @@ class SharedNetwork:
 
     def check_sealed(self) -> None:
         """Raise `RuntimeError` if any sealed subnetwork has changed since it was sealed, by its digest."""
-        check_sealed(self.subnetworks, self.weights, {**self.initial, **(self.pretrained or {})})
+        check_sealed(
+            self.subnetworks, self.weights, {**self.trunk_tensors(), **self.initial, **(self.pretrained or {})}
+        )
 
     def statistics(self, selector: str) -> list[Statistics]:
         """Return the statistics that a selector keeps about each task."""

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from cps.closed_form.spaces import root_normalize
 from cps.data.examples import ClassName
 from cps.data.rotations import View, average_views, class_logits, make_views
 from cps.network.masks import Masks, masked
@@ -35,6 +37,9 @@ class Subnetwork:
     was learned, such as the date and the accuracy (see `Learner.annotate`). `flips` tells whether predictions average
     over mirror images too. `digest` is the digest of all its tensors when it was sealed. `is_frozen` tells that it is
     the backbone as it came: it uses no shared weight, so its masks are all off, and only its head is its own.
+
+    A subnetwork behind a trunk has a `pretrained_head`, too: the weights of the features of the backbone as it came,
+    whose scores are added to those of the head. Its own features are then scaled like them, by `root_normalize`.
     """
 
     classes: tuple[ClassName, ...]
@@ -46,11 +51,17 @@ class Subnetwork:
     flips: bool = False
     digest: str = ""
     is_frozen: bool = False
+    pretrained_head: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def num_rotations(self) -> int:
         """The number of rotations that each class was learned in."""
         return len(self.head["bias"]) // len(self.classes)
+
+    @property
+    def uses_pretrained(self) -> bool:
+        """Whether its scores depend on the features of the backbone as it came."""
+        return self.is_frozen or bool(self.pretrained_head)
 
     @property
     def views(self) -> list[View]:
@@ -64,8 +75,21 @@ class Subnetwork:
         return features.float().unflatten(0, (len(views), len(pixels)))
 
     def outputs(self, features: Tensor) -> Outputs:
-        """Return features and logits, averaged over all views, from features (views, N, d)."""
+        """Return features and logits, averaged over all views, from features (views, N, d).
+
+        The logits lack those of the pretrained head, which `with_pretrained` adds.
+        """
+        features = root_normalize(features) if self.pretrained_head else features
         return Outputs(average_views(features), class_logits(features, self.views, **self.head))
+
+    def with_pretrained(self, outputs: Outputs, features: Callable[[], Tensor]) -> Outputs:
+        """Return outputs whose logits include those of the pretrained head, if there is one.
+
+        `features` returns the features of the backbone as it came.
+        """
+        if not self.pretrained_head:
+            return outputs
+        return Outputs(outputs.features, outputs.logits + F.linear(features(), self.pretrained_head["weight"]))
 
     def tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors that turn a backbone into this subnetwork: masked shared weights and private parts.
@@ -77,15 +101,17 @@ class Subnetwork:
         # Copies, since a module may change its buffers even in eval mode.
         return {**shared, **{name: value.clone() for name, value in self.private.items()}}
 
-    def digest_in(self, weights: Mapping[str, Tensor]) -> str:
+    def digest_in(self, weights: Mapping[str, Tensor], pretrained: Mapping[str, Tensor]) -> str:
         """Return the digest of everything that belongs to it, including its part of the shared weights.
 
-        For a frozen subnetwork, `weights` is the `stand_in` for the backbone as it came.
+        `pretrained` is the `stand_in` for the backbone as it came, which counts only if it is used.
         """
         masks = {f"mask {name}": mask for name, mask in self.masks.items()}
         head = {f"head {name}": value for name, value in self.head.items()}
+        head |= {f"pretrained head {name}": value for name, value in self.pretrained_head.items()}
         flips = " and mirror images" if self.flips else ""  # this text is part of the digests in model files
-        tensors = weights if self.is_frozen else {**self.tensors(weights), **masks}
+        own = {} if self.is_frozen else {**self.tensors(weights), **masks}
+        tensors = {**pretrained, **own} if self.uses_pretrained else own
         return digest({**tensors, **head}, repr(self.classes) + flips)
 
     def local(self, labels: Sequence[ClassName]) -> Tensor:
@@ -102,16 +128,16 @@ def check_sealed(
 ) -> None:
     """Raise `RuntimeError` if anything of a subnetwork has changed since it was sealed.
 
-    `weights` are the shared weights, `pretrained` all tensors of the backbone as it came.
+    `weights` are the shared weights, `pretrained` all tensors of the backbone as it came, with the trunk.
     """
     came = stand_in(pretrained)
     for subnetwork in subnetworks:
-        if subnetwork.digest_in(came if subnetwork.is_frozen else weights) != subnetwork.digest:
+        if subnetwork.digest_in(weights, came) != subnetwork.digest:
             raise RuntimeError(f"the subnetwork of {shorten_names(subnetwork.classes)} has changed since it was sealed")
 
 
 def stand_in(pretrained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the digest of a backbone as a tensor, so that frozen subnetworks need not each hash all of it."""
+    """Return the digest of a backbone as a tensor, so that the subnetworks that use it need not each hash all of it."""
     return {"backbone": torch.frombuffer(bytearray.fromhex(digest(pretrained)), dtype=torch.uint8)}
 
 

@@ -2,7 +2,7 @@
 
 import atexit
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 ACCELERATORS = ("auto", "cpu", "cuda", "gpu", "mps")
+PHOTO_SIDE = 64  # pixels of the shorter side, from which a CPU computes in bfloat16
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")  # the others would change the type of sealed weights and heads
 
 
@@ -125,6 +126,14 @@ def full_precision() -> Iterator[None]:
 def has_fast_bfloat16() -> bool:
     """Return True if this CPU has instructions for bfloat16, so that it computes faster in it."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def fast_photos(device: torch.device, shape: Sequence[int]) -> AbstractContextManager[Any]:
+    """Return a context in which a CPU that is fast in bfloat16 computes in it, if images of this shape are photos."""
+    is_photo = len(shape) == 3 and min(shape[1:]) >= PHOTO_SIDE
+    if device.type != "cpu" or not is_photo or torch.compiler.is_compiling() or not has_fast_bfloat16():
+        return nullcontext()
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 def cuda_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -17,6 +17,10 @@ Kind = TypeVar("Kind", bound=type)
 NUMBERS = {bool: "True or False", int: "an integer", float: "a finite number"}
 RENAMED_SETTINGS = {"views": "rotations"}  # names that files of version 0.1 use -> names since
 RENAMED_TYPES = {"Builtin": "Architecture"}
+LATER_SETTINGS: dict[str, Any] = {
+    "trunk": None,
+    "map_copies": 8,
+}  # that files of earlier versions lack, and what they stand for
 
 _TYPES: dict[str, type] = {}
 
@@ -143,8 +147,9 @@ def upgrade(value: Any) -> Any:
 
 
 def upgrade_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the encoded settings of a learner under their present names."""
-    return {RENAMED_SETTINGS.get(name, name): upgrade(value) for name, value in settings.items()}
+    """Return the encoded settings of a learner under their present names, with those that early files lack."""
+    present = {RENAMED_SETTINGS.get(name, name): upgrade(value) for name, value in settings.items()}
+    return {**LATER_SETTINGS, **present}
 
 
 def contains_setting(value: Any, kind: type) -> bool:

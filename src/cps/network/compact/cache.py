@@ -1,6 +1,7 @@
 """Cache of the compact networks of sealed subnetworks, created on first use."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,14 +21,19 @@ class CompactCache:
     """The compact networks by task, where they are worthwhile, and their parallel inference."""
 
     def __init__(
-        self, backbone: nn.Module, tensors_of: Callable[[int], dict[str, Tensor]], sample: Callable[[], Tensor]
+        self,
+        backbone: nn.Module,
+        tensors_of: Callable[[int], dict[str, Tensor]],
+        sample: Callable[[], Tensor],
+        precision: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
-        """Store the backbone and two functions.
+        """Store the backbone and three functions.
 
         `tensors_of(task)` returns the tensors that turn the backbone into the task's network. `sample()` returns some
-        pixels on which compact networks are compared with the backbone.
+        pixels on which compact networks are compared with the backbone. `precision()` returns the context in which they
+        compute.
         """
-        self._backbone, self._tensors_of, self._sample = backbone, tensors_of, sample
+        self._backbone, self._tensors_of, self._sample, self._precision = backbone, tensors_of, sample, precision
         self._networks: dict[int, nn.Module | None] = {}
         self._parallel: dict[tuple[int, ...], ParallelInference] = {}
 
@@ -73,9 +79,7 @@ class CompactCache:
 
     def outputs_for(self, pixels: Mapping[int, Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
         """Return the outputs of tasks with worthwhile compact networks, each for pixels of its own."""
-        branches = {
-            task: CompactSubnetwork(cast(nn.Module, self._networks[task]), each) for task, each in subnetworks.items()
-        }
+        branches = {task: self._branch(task, each) for task, each in subnetworks.items()}
         jobs = [(branch, len(branch.subnetwork.views), pixels[task]) for task, branch in branches.items()]
         return dict(zip(branches, run_each(jobs), strict=True))
 
@@ -84,15 +88,14 @@ class CompactCache:
         tasks = tuple(subnetworks)
         parallel = self._parallel.pop(tasks, None)
         if parallel is None:
-            branches = [
-                CompactSubnetwork(cast(nn.Module, self._networks[task]), subnetwork)
-                for task, subnetwork in subnetworks.items()
-            ]
-            parallel = ParallelInference(branches, num_views)
+            parallel = ParallelInference([self._branch(*each) for each in subnetworks.items()], num_views)
         self._parallel[tasks] = parallel  # at the end: the most recently used
         if len(self._parallel) > MAX_CACHED:
             del self._parallel[next(iter(self._parallel))]
         return parallel
+
+    def _branch(self, task: int, subnetwork: Subnetwork) -> "CompactSubnetwork":
+        return CompactSubnetwork(cast(nn.Module, self._networks[task]), subnetwork, self._precision)
 
     def clear(self) -> None:
         """Remove everything; compact networks are created again on next use."""
@@ -106,10 +109,11 @@ class CompactCache:
 
 @dataclass(frozen=True, eq=False)
 class CompactSubnetwork:
-    """A compact network with the views and the head of its subnetwork."""
+    """A compact network with the views and the head of its subnetwork, and the context that it computes in."""
 
     network: nn.Module
     subnetwork: Subnetwork
+    precision: Callable[[], AbstractContextManager[None]]
 
     def view_features(self, pixels: Tensor) -> Tensor:
         """Return the features of every view of the pixels."""
@@ -120,7 +124,8 @@ class CompactSubnetwork:
         return self.subnetwork.outputs(features)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        return self.network(as_channels_last(pixels))  # rotated images are no longer laid out channels last
+        with self.precision():
+            return self.network(as_channels_last(pixels))  # rotated images are no longer laid out channels last
 
 
 def _num_parameters(network: nn.Module) -> int:

@@ -8,6 +8,7 @@ backbone that cannot be traced is not compacted at all.
 import copy
 import logging
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from cps.closed_form.spaces import root_normalize
 from cps.data.normalize import Prepare, as_floats
 from cps.data.rotations import average_views, class_logits
 from cps.network.compact.fx_tracing import ADDITIONS, RELUS, trace_module
@@ -41,9 +43,20 @@ ELEMENTWISE = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"
 
 
 class Standalone(nn.Module):
-    """A sealed subnetwork as a plain module: images, as floats from 0 to 1 or as bytes, -> logits over `classes`."""
+    """A sealed subnetwork as a plain module: images, as floats from 0 to 1 or as bytes, -> logits over `classes`.
 
-    def __init__(self, backbone: nn.Module, subnetwork: Subnetwork, prepare: Prepare):
+    With a `trunk`, the backbone reads its maps. `pretrained` returns the features for the pretrained head from them.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        subnetwork: Subnetwork,
+        prepare: Prepare,
+        *,
+        trunk: nn.Module | None = None,
+        pretrained: nn.Module | None = None,
+    ):
         super().__init__()
         weight = subnetwork.head["weight"]
         self.normalize = nn.Identity() if prepare.normalize is None else prepare.normalize.as_layer(weight.device)
@@ -51,6 +64,13 @@ class Standalone(nn.Module):
         outputs, features = weight.shape
         self.head = nn.Linear(features, outputs, dtype=weight.dtype, device=weight.device).requires_grad_(False)
         self.head.load_state_dict(subnetwork.head)
+        self.trunk = nn.Identity() if trunk is None else trunk
+        self.pretrained = pretrained
+        self.pretrained_head: nn.Linear | None = None
+        if subnetwork.pretrained_head:
+            weight = subnetwork.pretrained_head["weight"]
+            self.pretrained_head = nn.Linear(weight.shape[1], outputs, bias=False, device=weight.device)
+            self.pretrained_head.requires_grad_(False).load_state_dict(subnetwork.pretrained_head)
         self.classes, self.views = subnetwork.classes, subnetwork.views
         self.eval()
 
@@ -61,15 +81,23 @@ class Standalone(nn.Module):
     def outputs(self, images: Tensor) -> Outputs:
         """Return features and logits, averaged over all views."""
         pixels = self.pixels(images)
-        return self.from_features(torch.stack([self.backbone(view(pixels)).float() for view in self.views]))
+        return self.from_pixels(pixels, lambda: self.pretrained(pixels) if self.pretrained else pixels)
+
+    def from_pixels(self, pixels: Tensor, pretrained: Callable[[], Tensor]) -> Outputs:
+        """Return features and logits from the backbone's input; `pretrained` returns the pretrained features."""
+        outputs = self.from_features(torch.stack([self.backbone(view(pixels)).float() for view in self.views]))
+        if self.pretrained_head is None:
+            return outputs
+        return Outputs(outputs.features, outputs.logits + self.pretrained_head(pretrained()))
 
     def from_features(self, features: Tensor) -> Outputs:
         """Return features and logits, averaged over all views, from features (views, N, d)."""
+        features = features if self.pretrained_head is None else root_normalize(features)
         return Outputs(average_views(features), class_logits(features, self.views, self.head.weight, self.head.bias))
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Return the backbone's input for images: scaled and normalised."""
-        return self.normalize(as_floats(images)).to(self.dtype)
+        """Return the backbone's input for images: scaled and normalised, after the trunk if any."""
+        return self.trunk(self.normalize(as_floats(images)).to(self.dtype))
 
 
 def copy_with_tensors(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

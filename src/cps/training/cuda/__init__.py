@@ -4,7 +4,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cps.data.examples import TensorExamples
 from cps.network.classifier import Classifier
@@ -50,9 +50,16 @@ def _find_obstacles(fit: Fit, fabric: "Fabric") -> list[str]:
         "several processes": fabric.world_size > 1,
         f"precision {precision}": precision not in PRECISIONS,
         "images that are read from a data set": not isinstance(fit.examples, TensorExamples),
+        "batch norm layers with fixed statistics": _has_fixed_norms(fit.model),
         "an optimizer other than SGD, Adam and AdamW with one group": not _is_capturable(fit.model, fit.training),
     }
     return [reason for reason, applies in reasons.items() if applies]
+
+
+def _has_fixed_norms(model: Classifier) -> bool:
+    """Return True if batch norm layers keep their statistics in training, as those above a trunk do."""
+    model.train()
+    return any(isinstance(module, nn.BatchNorm2d) and not module.training for module in model.modules())
 
 
 def _is_capturable(model: Classifier, training: Training) -> bool:
