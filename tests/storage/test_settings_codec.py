@@ -69,7 +69,10 @@ def test_wrong_numbers_are_named(fields, message):
 
 def test_field_names_of_older_files_are_read():
     assert decode({"type": "Blur", "width": 4}) == Blur(4)
-    assert upgrade_settings({"views": {"type": "Blur", "width": 4}}) == {"rotations": {"type": "Blur", "radius": 4}}
+    upgraded = upgrade_settings({"views": {"type": "Blur", "width": 4}})
+    assert upgraded["rotations"] == {"type": "Blur", "radius": 4}
+    assert "views" not in upgraded
+    assert upgraded["trunk"] is None  # what a file without it stands for
 
 
 def test_unregistered_objects_are_stored_as_their_repr_and_come_back_as_unknown():
