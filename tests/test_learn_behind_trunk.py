@@ -12,6 +12,7 @@ from samples import ROUNDING, conv_net, make_task
 FIRSTS = (0, 10, 20)
 IMAGES = torch.cat([make_task(first).test[0] for first in FIRSTS])
 CLASSES = [label for first in FIRSTS for label in make_task(first).test[1]]
+CLOSE = ROUNDING or {"rtol": 1e-4, "atol": 1e-4}
 TRAINING = cps.Training(3, cps.SGD(0.02), batch_size=8)
 SETTINGS = {
     "trunk": "2", "map_copies": 3, "augment": cps.PadCrop(1), "rounds": 1, "train": TRAINING, "retrain": TRAINING,
@@ -54,10 +55,8 @@ def test_a_subnetwork_reads_its_own_features_and_those_of_the_backbone_as_it_cam
     tail = torch.func.functional_call(network.backbone, network.tensors_of(2), (maps,))
     logits = root_normalize(tail) @ subnetwork.head["weight"].T + subnetwork.head["bias"]
     logits += came @ subnetwork.pretrained_head["weight"].T
-    torch.testing.assert_close(
-        network.full_outputs([IMAGES], 2).logits, logits, **ROUNDING or {"rtol": 1e-4, "atol": 1e-4}
-    )
-    torch.testing.assert_close(learner.evidence(IMAGES)[2].logits, logits, **ROUNDING or {"rtol": 1e-4, "atol": 1e-4})
+    torch.testing.assert_close(network.full_outputs([IMAGES], 2).logits, logits, **CLOSE)
+    torch.testing.assert_close(learner.evidence(IMAGES)[2].logits, logits, **CLOSE)
 
 
 def test_old_answers_and_the_trunk_never_change(fabric):
@@ -132,7 +131,7 @@ def test_an_interrupted_task_resumes_to_the_bit(fabric, tmp_path):
 def test_an_extracted_subnetwork_and_an_export_of_all_tasks_give_the_same_answers(learner):
     module = learner.extract(2).to("cpu")
     expected = learner.evidence(IMAGES)[2].logits.cpu()
-    torch.testing.assert_close(module(IMAGES), expected, **ROUNDING or {"rtol": 1e-4, "atol": 1e-4})
+    torch.testing.assert_close(module(IMAGES), expected, **CLOSE)
     every = cps.AllTasksModule(learner.network, learner.config.selectors[0])
     found = every(IMAGES.to(learner.network.device))
     assert [every.classes[index] for index in found.class_index.tolist()] == learner.predict(IMAGES).classes
@@ -187,3 +186,25 @@ def test_the_trunk_cannot_change_later(learner):
     learner.configure(trunk="2")
     with pytest.raises(ValueError, match="trunk cannot change"):
         learner.configure(trunk="0")
+
+
+def held_out_task(first, wrong):
+    """Return a task whose held-out images have the wrong labels, if `wrong`, so nothing that was learned helps."""
+    images, labels = make_task(first, test=24).test
+    labels = labels[::-1] if wrong else labels
+    return cps.Task([first, first + 1], train=make_task(first).train, val=(images, labels))
+
+
+def test_held_out_images_decide_whether_training_has_paid(fabric, caplog):
+    overfit = cps.Training(40, cps.SGD(0.5), batch_size=8)  # such rates ruin the features
+    ruined = new_learner(fabric, train=overfit, retrain=overfit, pruner=cps.Magnitude(0.02))
+    paid = new_learner(fabric)
+    with caplog.at_level("INFO", "cps"):
+        ruined.learn(held_out_task(0, wrong=True))
+        paid.learn(held_out_task(0, wrong=False))
+    frozen = new_learner(fabric)
+    frozen.learn_frozen(held_out_task(0, wrong=True))
+    assert [each.is_frozen for each in ruined.network.subnetworks + paid.network.subnetworks] == [True, False]
+    assert caplog.text.count("training has not paid") == 1
+    assert ruined.network.free_share() == 1
+    torch.testing.assert_close(ruined.evidence(IMAGES)[0].logits, frozen.evidence(IMAGES)[0].logits, **CLOSE)

@@ -68,7 +68,11 @@ from .selection.stream import Stream as Stream
 from .storage.container import FileError as FileError
 from .storage.settings_codec import setting as setting
 from .testing import check_pruner as check_pruner, check_selector as check_selector
-from .training.losses import Contrastive as Contrastive, CrossEntropy as CrossEntropy
+from .training.losses import (
+    Contrastive as Contrastive,
+    CrossEntropy as CrossEntropy,
+    SmoothedCrossEntropy as SmoothedCrossEntropy,
+)
 from .training.progress import Progress as Progress
 from .training.settings import (
     Adam as Adam,

@@ -1,5 +1,6 @@
 """The learner: Algorithms 1 and 2 of the paper."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from cps.closed_form.calibration import calibrated_lda
-from cps.closed_form.classifiers import LinearScores
 from cps.closed_form.spaces import Pretrained
 from cps.config import (
     CAPACITY,
@@ -24,7 +24,7 @@ from cps.config import (
 )
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import ClassName, CountedExamples, Examples, ImageBatches, read_labels
+from cps.data.examples import ClassName, CountedExamples, Examples, read_labels
 from cps.data.images import as_images
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme
@@ -38,7 +38,7 @@ from cps.network.masks import check_pruned, find_changed
 from cps.network.model_file import write_model
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.network.subnetwork import Fingerprint, Subnetwork
+from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
 from cps.pruning.base import Pruner
 from cps.pruning.calibration import calibration_batches
 from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero
@@ -52,6 +52,7 @@ from cps.selection.stream import Stream
 from cps.storage.settings_codec import contains_setting
 from cps.training.cached_maps import CachedMaps, cache_maps
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
+from cps.training.closed_form_head import fit_head
 from cps.training.progress import Progress
 from cps.training.settings import Training
 from cps.training.trainer import Epoch, Trainer
@@ -59,6 +60,8 @@ from cps.unlearning import forget_task, fresh_weights
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+log = logging.getLogger(__name__)
 
 HEAD, PRUNE, FIT, OBSERVE, FORGET, MAPS = range(6)  # what a seed is used for
 BATCH = 256  # images per forward pass
@@ -166,6 +169,9 @@ class Learner:
         With `checkpoint`, the state is saved to that file after each epoch, and a call that finds the file resumes from
         it; delete the file once the learned model is saved. `rotations` and `on_epoch` replace the learner's for this
         task. `on_progress` is called with the number of maps that the trunk has computed, and the total.
+
+        Behind a trunk, held-out images (`task.val`) decide whether training has paid; if not, the task is learned as by
+        `learn_frozen`.
         """
         check_callback("on_epoch", on_epoch)
         check_callback("on_progress", on_progress)
@@ -189,14 +195,16 @@ class Learner:
                     draft.end_dense_training()
                 if phase < config.rounds:
                     draft.prune(self._pruned_masks(draft, examples, config, phase))
+            head = None if self.network.trunk is None else fit_head(self.network, draft, examples, held_out)
+
+            def collect(sealed: Subnetwork) -> dict[str, Statistics]:
+                return collect_statistics(self.network, sealed, examples, held_out, config.selectors, self.fabric)
+
             with self._seeded(OBSERVE):
-                return self.network.seal(
-                    draft,
-                    lambda sealed: collect_statistics(
-                        self.network, sealed, examples, held_out, config.selectors, self.fabric
-                    ),
-                    scores=None if self.network.trunk is None else self._joined_scores(draft, examples),
-                )
+                if head is not None and not head.has_paid:
+                    log.info("training has not paid on held-out images; the task keeps the closed form")
+                    return self.network.seal_frozen(task.classes, head.scores, collect)
+                return self.network.seal(draft, collect, scores=head and head.scores)
 
     def learn_frozen(self, task: Task, *, on_progress: Callable[[int, int], None] | None = None) -> Subnetwork:
         """Learn a task without training: the backbone as it came, with a head in closed form. One pass over the images.
@@ -319,11 +327,6 @@ class Learner:
             return cache_maps(
                 self.network, examples, config.augment, config.map_copies, draw, self.fabric, on_progress=on_progress
             )
-
-    def _joined_scores(self, draft: Draft, examples: Examples) -> LinearScores:
-        """Return scores in closed form of the draft's features, joined with those of the backbone as it came."""
-        features = self.network.joined_features(draft, ImageBatches(examples))
-        return calibrated_lda(features, read_labels(examples), len(draft.classes))
 
     def _train(
         self,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from cps.app.folder_scan import FolderScan
 from cps.closed_form.spaces import Pretrained
 from cps.config import SELECTORS
@@ -12,8 +14,10 @@ from cps.learner import Learner
 from cps.network.architectures import EXTRA, Architecture
 from cps.network.pretrained import RESNET18, has_published_weights, preprocessing_of
 from cps.pruning.nnrelief import NNrelief
+from cps.runtime.devices import has_fast_bfloat16
 from cps.selection.fusion import Fusion
 from cps.selection.shared_space import SharedSpace
+from cps.training.losses import SmoothedCrossEntropy
 from cps.training.settings import SGD, Adam, Cosine, Training
 
 SIZES = (8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224)  # pixels of an image's side
@@ -44,7 +48,9 @@ class Choice(NamedTuple):
     reason: str
 
 
-FROZEN = Choice("method", FROZEN_METHOD, "one pass over the images; --epochs N trains subnetworks instead")
+FROZEN = Choice("method", FROZEN_METHOD, "one pass over the images; --minutes N trains subnetworks, too")
+BEHIND_TRUNK = Choice("method", "subnetworks behind a frozen trunk", "the first layers of pretrained weights stay")
+TRUNK_EPOCHS = 12  # of dense training behind a trunk; more gain nothing
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,13 @@ class Options:
     """The settings that the user gives; those that are None are chosen.
 
     `pretrained` tells whether a new model starts from pretrained weights; if it does, tasks are trained only if
-    `epochs` are given.
+    `epochs` are given or `minutes`, in which as many epochs are trained as time allows.
     """
+
+    @property
+    def trains(self) -> bool:
+        """Whether the user wants a pretrained model to be trained."""
+        return self.epochs is not None or self.minutes is not None
 
     size: int | None = None
     backbone: str | None = None
@@ -63,8 +74,11 @@ class Options:
     alpha: float | None = None
     seed: int | None = None
     pretrained: bool | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
+        if self.minutes is not None and self.epochs is not None:
+            raise ValueError("--minutes and --epochs both say how long to train; give one of them")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"unknown augmentation '{self.augment}'; choose from: {', '.join(AUGMENTATIONS)}")
 
@@ -73,7 +87,7 @@ class Options:
         for name in ("batch_size", "augment", "alpha"):
             if getattr(self, name) is not None:
                 option = name.removesuffix("_size")
-                raise ValueError(f"--{option} has no effect on frozen pretrained features; train with --epochs, too")
+                raise ValueError(f"--{option} has no effect on frozen pretrained features; train with --minutes, too")
 
 
 @dataclass(frozen=True)
@@ -103,9 +117,11 @@ def choose_config(scan: FolderScan, options: Options, *, has_gpu: bool, installe
     backbone = _choose_pretrained(options, is_photo=is_photo, installed=installed)
     if backbone is not None:
         return _pretrained_config(scan, options, backbone, has_gpu=has_gpu)
+    if options.minutes is not None:
+        raise ValueError("--minutes is for pretrained backbones; choose one with --pretrained, or give --epochs")
     size = _choose_size(sample.side, options, has_gpu)
     backbone = _choose_backbone(size.value, options)
-    training, choices = _training_config(scan, options, size.value, has_gpu=has_gpu, is_pretrained=False)
+    training, choices = _training_config(scan, options, size.value, has_gpu=has_gpu)
     settings = {**training, "normalize": Normalize(sample.mean, sample.std), "seed": options.seed or 0}
     choices = (
         Choice("image size", f"{size.value} x {size.value}", size.reason),
@@ -135,14 +151,14 @@ def _pretrained_config(scan: FolderScan, options: Options, backbone: "_Chosen", 
     expected = preprocessing_of(architecture)
     size = expected.size if options.size is None else options.size
     reason = "that of the pretrained weights" if options.size is None else GIVEN
-    training, choices = _training_config(scan, options, size, has_gpu=has_gpu, is_pretrained=True)
+    training, choices = _trunk_config(scan, options)
     settings = {
         **training,
         "normalize": expected.normalize,
         "seed": options.seed or 0,
         "selectors": (Fusion(SharedSpace(Pretrained())), *SELECTORS[1:]),
     }
-    is_frozen = options.epochs is None
+    is_frozen = not options.trains
     if is_frozen:
         options.check_frozen()
     choices = (
@@ -153,16 +169,63 @@ def _pretrained_config(scan: FolderScan, options: Options, backbone: "_Chosen", 
     return AutoConfig(size, architecture, settings, choices, is_pretrained=True, is_frozen=is_frozen)
 
 
+def trunk_settings(epochs: int, *, batch_size: int = 64, alpha: float = 0.95) -> dict[str, Any]:
+    """Return the settings of training behind a trunk (studies/behind_trunk.py measures them)."""
+    training = Training(epochs, SGD(1e-2, weight_decay=5e-4), Cosine(), batch_size, SmoothedCrossEntropy(0.1))
+    return {
+        "train": training,
+        "retrain": replace(training, epochs=_half(epochs)),
+        "rounds": 1,
+        "pruner": NNrelief(alpha=alpha),
+        "augment": make_augmentation("crop+flip", LARGE_IMAGE),
+    }
+
+
+def _trunk_config(scan: FolderScan, options: Options) -> tuple[dict[str, Any], tuple[Choice, ...]]:
+    """Return the settings of training behind a trunk, and the same as text."""
+    images, alpha = len(scan.files), options.alpha or 0.95
+    batch_size = options.batch_size or (16 if images < 400 else 64)
+    settings = trunk_settings(options.epochs or TRUNK_EPOCHS, batch_size=batch_size, alpha=alpha)
+    if options.augment is not None:
+        settings["augment"] = make_augmentation(options.augment, LARGE_IMAGE)
+    epochs = _epochs_text(settings["train"], settings["retrain"], settings["rounds"])
+    return settings, (
+        BEHIND_TRUNK,
+        Choice("epochs", epochs, GIVEN if options.epochs else "as many as gain accuracy, or as time allows"),
+        Choice("batch size", str(batch_size), GIVEN if options.batch_size else "for this number of images"),
+        Choice("augmentation", options.augment or "crop+flip", GIVEN if options.augment else "photos"),
+        Choice("pruning", f"alpha {alpha}", GIVEN if options.alpha else "leaves free weights for later tasks"),
+    )
+
+
+def default_precision(accelerator: str, options: Options) -> str | None:
+    """Return the precision of training, or None for that of the device.
+
+    Behind a trunk, whose outputs are in bfloat16 on a CPU that is fast in it, training is in bfloat16 there, too.
+    """
+    is_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
+    return "bf16-mixed" if options.minutes is not None and is_cpu and has_fast_bfloat16() else None
+
+
+def limit_epochs(learner: Learner, epochs: int) -> Choice:
+    """Train a learner for fewer epochs, and return the number as text."""
+    config = learner.config
+    epochs = min(epochs, config.train.epochs)
+    learner.configure(train=replace(config.train, epochs=epochs), retrain=replace(config.retrain, epochs=_half(epochs)))
+    text = _epochs_text(learner.config.train, learner.config.retrain, config.rounds)
+    return Choice("epochs", text, "as many as time allows, up to those that gain accuracy")
+
+
 def _training_config(
-    scan: FolderScan, options: Options, size: int, *, has_gpu: bool, is_pretrained: bool
+    scan: FolderScan, options: Options, size: int, *, has_gpu: bool
 ) -> tuple[dict[str, Any], tuple[Choice, ...]]:
-    """Return the settings of training, and the same as text."""
+    """Return the settings of training from scratch, and the same as text."""
     images = len(scan.files)
     batch_size = _choose_batch_size(images, options, has_gpu)
     epochs = _choose_epochs(images, batch_size.value, options)
     augment = _choose_augmentation(size, scan.sample.is_grey, options)
-    alpha = options.alpha or (0.9 if is_pretrained else 0.75)
-    optimizer = SGD(1e-2, weight_decay=1e-4) if is_pretrained else Adam(2e-3, weight_decay=5e-4)
+    alpha = options.alpha or 0.75
+    optimizer = Adam(2e-3, weight_decay=5e-4)
     settings: dict[str, Any] = {
         "train": Training(epochs.value, optimizer, Cosine(), batch_size.value),
         "retrain": Training(_half(epochs.value), optimizer, Cosine(), batch_size.value),
@@ -194,10 +257,12 @@ def apply_options(options: Options, learner: Learner, size: int) -> tuple[tuple[
         raise ValueError("only a new model can start from pretrained weights or from scratch; this one has weights")
     shape = (Choice("image size", f"{size} x {size}", FROM_MODEL), Choice("backbone", name, FROM_MODEL))
     subnetworks = learner.network.subnetworks
-    if options.epochs is None and subnetworks and all(each.is_frozen for each in subnetworks):
+    if not options.trains and subnetworks and all(each.is_frozen for each in subnetworks):
         options.check_frozen()
         return (*shape, FROZEN), True
     config = learner.config
+    if options.minutes is not None and config.trunk is None:
+        raise ValueError("--minutes is for models with a pretrained backbone; give --epochs")
     epochs, batch_size = options.epochs or config.train.epochs, options.batch_size or config.train.batch_size
     retrain_epochs = _half(epochs) if options.epochs else config.retrain.epochs
     learner.configure(

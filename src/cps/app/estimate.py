@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.closed_form.spaces import Pretrained
+from cps.config import LearnerConfig
 from cps.data.batch_transform import BatchTransform
 from cps.data.decode import ImageError
 from cps.data.examples import TensorExamples
@@ -21,6 +22,8 @@ from cps.learner import Learner
 from cps.network.classifier import Classifier
 from cps.runtime.cuda_graphs import WARMUP_CALLS
 from cps.runtime.seeding import seeded
+from cps.runtime.text import format_duration
+from cps.training.cached_maps import CachedMaps
 from cps.training.trainer import Epoch, Trainer
 
 TIMED_BATCHES = 2
@@ -54,39 +57,101 @@ def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estim
 
 def estimate(learner: Learner, size: int, images: int, classes: int, rotations: RotationScheme) -> Estimate:
     """Train a copy of the backbone on noise for a moment and scale up the time. The learner does not change."""
-    config, network = learner.config, learner.network
-    batch_size = min(images, config.train.batch_size)
-    noise = torch.randint(
-        0, 256, (TIMED_BATCHES * batch_size, 3, size, size), generator=torch.Generator(), dtype=torch.uint8
-    )
-    backbone = copy.deepcopy(network.backbone)
-    with torch.no_grad():
-        activations, features = _activation_bytes(backbone.eval(), network.pixels(noise[:2]))
-    with seeded(network.device, 0):
-        head = nn.Linear(features, classes * rotations.num_rotations, device=network.device)
-    warmup_epochs = WARMUP_CALLS if network.device.type == "cuda" else 1  # on a GPU, until the step is captured
+    config = replace(learner.config, rotations=rotations)
+    return _Measured.of(learner, config, size, images, classes).estimate(config, size, images)
+
+
+def affordable_epochs(learner: Learner, size: int, images: int, classes: int, seconds: float) -> int:
+    """Return the epochs of dense training behind a trunk for which there is time; raise `ValueError` if there are none.
+
+    They are measured as by `estimate`, and half as many follow each pruning round.
+    """
+    config = learner.config
+    measured = _Measured.of(learner, config, size, images, classes)
+
+    def expected(epochs: int) -> float:
+        train, retrain = replace(config.train, epochs=epochs), replace(config.retrain, epochs=max(1, epochs // 2))
+        return measured.estimate(replace(config, train=train, retrain=retrain), size, images).seconds
+
+    epochs = config.train.epochs
+    while epochs > 1 and expected(epochs) > seconds:
+        epochs -= 1
+    if expected(epochs) > seconds:
+        least = format_duration(expected(1))
+        raise ValueError(f"training takes at least {least} for these images, longer than the time given by --minutes")
+    return epochs
+
+
+class _Measured(NamedTuple):
+    """What a few steps have shown: the seconds for a map of the trunk and for training on an image, and bytes."""
+
+    tasks: int
+    seconds_per_map: float
+    seconds_per_image: float
+    map_bytes: int
+    activations: int
+    weights: int
+
+    @classmethod
+    def of(cls, learner: Learner, config: LearnerConfig, size: int, images: int, classes: int) -> "_Measured":
+        """Train a copy of the learner's backbone on noise for a moment."""
+        network, rotations = learner.network, config.rotations
+        batch_size = min(images, config.train.batch_size)
+        noise = torch.randint(
+            0, 256, (TIMED_BATCHES * batch_size, 3, size, size), generator=torch.Generator(), dtype=torch.uint8
+        )
+        backbone = copy.deepcopy(network.backbone)
+        with torch.no_grad():
+            activations, features = _activation_bytes(backbone.eval(), network.pixels(noise[:2]))
+        with seeded(network.device, 0):
+            head = nn.Linear(features, classes * rotations.num_rotations, device=network.device)
+        labels = torch.arange(len(noise)) % classes
+        examples = TensorExamples(noise, labels)
+        transform = BatchTransform(network.prepare, config.augment, rotations)
+        seconds_per_map, map_bytes = 0.0, 0
+        if network.trunk is not None:
+            network.maps(noise[:2])  # the first pass of a process is slower
+            start = time.monotonic()
+            maps = CachedMaps(network.maps(noise).values[:, None], labels, network.prepare.dtype)
+            seconds_per_map, map_bytes = (time.monotonic() - start) / len(noise), maps.values[0].nbytes
+            examples, transform = maps.examples, maps.transform
+        seconds_per_image = _seconds_per_epoch(learner, Classifier(backbone, head), examples, transform) / len(noise)
+        weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
+        return cls(len(network.subnetworks), seconds_per_map, seconds_per_image, map_bytes, activations, weights)
+
+    def estimate(self, config: LearnerConfig, size: int, images: int) -> Estimate:
+        """Return the time and memory of learning so many images with these settings."""
+        passes = config.train.epochs + config.rounds * config.retrain.epochs
+        passes += PRUNING_COST * config.rounds * min(1.0, config.prune_images / images)
+        views = len(make_views(config.rotations.num_rotations, config.rotations.flips))
+        passes += INFERENCE_COST * (1 + self.tasks) * views
+        copies = 1 if config.augment is None else config.map_copies
+        pixels = 3 * size * size
+        memory = 8 * self.weights + min(images, config.train.batch_size) * (2 * self.activations + 4 * pixels)
+        memory += images * (2 * pixels + copies * self.map_bytes)
+        return Estimate(images * (self.seconds_per_image * passes + self.seconds_per_map * copies), memory)
+
+
+def _seconds_per_epoch(
+    learner: Learner, model: Classifier, examples: TensorExamples, transform: BatchTransform
+) -> float:
+    """Train a classifier for a moment; return the time of its last epoch."""
+    warmup_epochs = WARMUP_CALLS if learner.network.device.type == "cuda" else 1  # on a GPU, until a step is captured
+    batch_size = min(len(examples), learner.config.train.batch_size)
     ends: list[float] = []
 
-    def record_time(epoch: Epoch) -> None:
+    def record_time(_epoch: Epoch) -> None:
         ends.append(time.monotonic())
 
     Trainer(learner.fabric).fit(
-        Classifier(backbone, head),
-        TensorExamples(noise, torch.arange(len(noise)) % classes),
-        replace(config.train, epochs=warmup_epochs + 1, batch_size=batch_size),
+        model,
+        examples,
+        replace(learner.config.train, epochs=warmup_epochs + 1, batch_size=batch_size),
         seed=(0,),
-        transform=BatchTransform(network.prepare, config.augment, rotations),
+        transform=transform,
         after_epoch=record_time,
     )
-    seconds_per_image = (ends[-1] - ends[-2]) / len(noise)
-    passes = config.train.epochs + config.rounds * config.retrain.epochs
-    passes += PRUNING_COST * config.rounds * min(1.0, config.prune_images / images)
-    views = len(make_views(rotations.num_rotations, rotations.flips))
-    passes += INFERENCE_COST * (1 + len(network.subnetworks)) * views
-    weights = 4 * sum(parameter.numel() for parameter in backbone.parameters())
-    pixels = 3 * size * size
-    memory = 8 * weights + batch_size * (2 * activations + 4 * pixels) + 2 * images * pixels
-    return Estimate(seconds_per_image * images * passes, memory)
+    return ends[-1] - ends[-2]
 
 
 def _activation_bytes(backbone: nn.Module, pixels: Tensor) -> tuple[int, int]:

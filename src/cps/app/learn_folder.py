@@ -18,7 +18,8 @@ from torch import Tensor
 
 import cps
 from cps.app import task_metadata as keys
-from cps.app.autoconfig import AutoConfig, Choice, Options, apply_options, choose_config
+from cps.app.autoconfig import AutoConfig, Choice, Options, apply_options, choose_config, limit_epochs
+from cps.app.estimate import affordable_epochs
 from cps.app.folder_scan import FolderScan, OnProgress
 from cps.app.predict_files import image_size
 from cps.app.similar_classes import find_similar_images, find_similar_names, typical_outputs
@@ -29,6 +30,7 @@ from cps.data.tasks import Task
 from cps.learner import Learner
 from cps.loading import load
 from cps.network.pretrained import installed_backbone, load_pretrained
+from cps.network.trunk import suggest_trunk
 from cps.runtime.environment import reproducibility_context
 from cps.storage import atomic, container
 from cps.storage.settings_codec import upgrade_settings
@@ -95,6 +97,10 @@ def make_plan(
         config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda", installed=installed_backbone())
         size, choices, is_frozen, warning = config.size, config.choices, config.is_frozen, config.warning
         learner = _new_learner(config, fabric, weights)
+    if options.minutes is not None:
+        images, classes = len(scan.files), len(scan.counts)
+        limited = limit_epochs(learner, affordable_epochs(learner, size, images, classes, 60 * options.minutes))
+        choices = tuple(limited if choice.name == limited.name else choice for choice in choices)
     plan = LearningPlan(model, learner, scan, size, choices, {}, is_frozen, warning)
     for task, subnetwork in enumerate(learner.network.subnetworks):
         if subnetwork.notes.get(keys.SCAN_DIGEST) == scan.digest:
@@ -109,7 +115,9 @@ def _new_learner(config: AutoConfig, fabric: "Fabric", weights: Path | None) -> 
     if not config.is_pretrained:
         return Learner(config.backbone, **config.settings, fabric=fabric)
     pretrained = load_pretrained(config.backbone, weights)
-    return Learner(pretrained.module, **config.settings, fabric=fabric, architecture=pretrained.architecture)
+    blank = torch.zeros(2, config.backbone.channels, config.size, config.size)
+    settings = {**config.settings, "trunk": suggest_trunk(pretrained.module, blank), "fabric": fabric}
+    return Learner(pretrained.module, **settings, architecture=pretrained.architecture)
 
 
 def checkpoint_path(model: str | Path) -> Path:

@@ -47,8 +47,12 @@ def learn(
         typer.Option(
             min=1,
             help="Epochs before pruning; half as many follow each pruning round. A pretrained model is trained only if "
-            "they are given.",
+            "they or --minutes are given.",
         ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Train subnetworks of a pretrained model, too, for as many epochs as fit in."),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
     augment: Annotated[str | None, typer.Option(help="none, shift, shift+flip or crop+flip.")] = None,
@@ -78,7 +82,7 @@ def learn(
     resumes. The images are not needed afterwards.
     """
     from cps.app import learn_folder as app
-    from cps.app.autoconfig import GIVEN, Options
+    from cps.app.autoconfig import GIVEN, Options, default_precision
     from cps.app.folder_scan import scan_folder
     from cps.runtime.devices import make_fabric, precision_of
     from cps.storage.lock import locked
@@ -86,8 +90,8 @@ def learn(
     if weights is not None and pretrained is False:
         raise ValueError("--weights gives pretrained weights, so it cannot be combined with --from-scratch")
     pretrained = True if weights is not None else pretrained
-    options = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained)
-    fabric = make_fabric(accelerator=accelerator, precision=precision)
+    options = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained, minutes)
+    fabric = make_fabric(accelerator=accelerator, precision=precision or default_precision(accelerator, options))
     with explain_interrupt(app.checkpoint_path(model).exists):
         with show_progress() as on_progress:
             scan = scan_folder(folder, skip_empty=skip_damaged, on_progress=on_progress)

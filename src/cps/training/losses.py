@@ -21,6 +21,25 @@ class CrossEntropy:
 
 @setting
 @dataclass(frozen=True)
+class SmoothedCrossEntropy(NumericSettings):
+    """The cross-entropy of the logits with smoothed labels: a share `smoothing` is spread over all outputs.
+
+    The features of few images overfit less, so a closed form of them generalises better.
+    """
+
+    smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require("smoothing", 0 <= self.smoothing < 1, must="in [0, 1)")
+
+    def __call__(self, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy of a batch."""
+        return F.cross_entropy(_at_least_float32(logits), labels, label_smoothing=self.smoothing)
+
+
+@setting
+@dataclass(frozen=True)
 class Contrastive(NumericSettings):
     """Cross-entropy plus `weight` times the supervised contrastive loss.
 
