@@ -302,4 +302,20 @@ def test_beyond_the_cascades_tasks_held_out_images_choose_the_class_weight_alone
     losses = torch.stack([kept["held out log losses"] for kept in statistics]).sum(dim=0).cpu()
     few = replace(WEAK, cascade_tasks=2)
     assert few.weights(statistics) == (0.0, WEIGHTS[int(losses[: len(WEIGHTS)].argmin())])
-    assert few.observe_held_out(choosing.evidence(IMAGES), torch.zeros(len(IMAGES)), statistics) == {}
+
+
+def test_without_a_cascade_the_log_losses_do_not_depend_on_the_task_weight(choosing):
+    statistics, labels = choosing.network.statistics("Fusion"), torch.zeros(len(IMAGES), dtype=torch.long)
+    evidence = choosing.evidence(IMAGES)
+    alone = replace(WEAK, cascade_tasks=0).observe_held_out(evidence, labels.to(evidence[0].logits.device), statistics)
+    rows = alone["held out log losses"].reshape(len(WEIGHTS), len(WEIGHTS))
+    assert (rows == rows[0]).all()
+    assert not (rows == rows[:, :1]).all()
+    both = WEAK.observe_held_out(evidence, labels.to(evidence[0].logits.device), statistics)["held out log losses"]
+    torch.testing.assert_close(both[: len(WEIGHTS)], rows[0])  # a task weight of zero leaves the cascade out
+
+
+def test_only_the_first_tasks_keep_log_losses(choosing, monkeypatch):
+    statistics, labels = choosing.network.statistics("Fusion"), torch.zeros(len(IMAGES), dtype=torch.long)
+    monkeypatch.setattr("cps.selection.fusion.CHOOSING_TASKS", 2)
+    assert WEAK.observe_held_out(choosing.evidence(IMAGES), labels, statistics) == {}

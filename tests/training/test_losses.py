@@ -28,6 +28,18 @@ def test_the_contrastive_loss_follows_its_formula():
     assert float(supervised_contrastive_loss(features, labels, 0.2)) == pytest.approx(total / counted, rel=1e-5)
 
 
+def test_smoothed_labels_spread_a_share_over_all_outputs():
+    logits, labels = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 0.0]]), torch.tensor([0, 1])
+    target = 0.7 * nn.functional.one_hot(labels, 3) + 0.3 / 3
+    expected = -(target * logits.log_softmax(dim=1)).sum(dim=1).mean()
+    torch.testing.assert_close(cps.SmoothedCrossEntropy(0.3)(logits, logits, labels), expected)
+    torch.testing.assert_close(
+        cps.SmoothedCrossEntropy(0.0)(logits, logits, labels), cps.CrossEntropy()(logits, logits, labels)
+    )
+    with pytest.raises(ValueError, match="smoothing of SmoothedCrossEntropy must be in"):
+        cps.SmoothedCrossEntropy(1.0)
+
+
 def test_a_batch_without_a_pair_has_no_contrastive_loss_but_a_finite_gradient():
     features = torch.randn(3, 4, requires_grad=True)
     loss = cps.Contrastive()(features, features, torch.arange(3))

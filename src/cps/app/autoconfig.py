@@ -156,7 +156,7 @@ def _pretrained_config(scan: FolderScan, options: Options, backbone: "_Chosen", 
         **training,
         "normalize": expected.normalize,
         "seed": options.seed or 0,
-        "selectors": (Fusion(SharedSpace(Pretrained())), *SELECTORS[1:]),
+        "selectors": (Fusion(SharedSpace(Pretrained()), cascade_tasks=0), *SELECTORS[1:]),
     }
     is_frozen = not options.trains
     if is_frozen:

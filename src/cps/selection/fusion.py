@@ -27,6 +27,7 @@ from cps.storage.settings_codec import NumericSettings, setting
 NOT_RUN = -100.0  # added to the log probability of tasks whose subnetwork did not run
 WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # to choose from on held-out images
 DEFAULT_WEIGHT = 0.25  # without enough of them
+CHOOSING_TASKS = 20  # tasks whose held-out images choose
 ENOUGH_HELD_OUT = 100  # images of all tasks together
 
 
@@ -85,14 +86,19 @@ class Fusion(NumericSettings):
     def observe_held_out(self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics]) -> Statistics:
         """Keep the log losses of the latest task's held-out images, by task weight and by class weight.
 
-        They are about all classes so far, so later tasks are not needed to choose the weights.
+        They are about all classes so far, so later tasks are not needed to choose the weights. They need the outputs of
+        all subnetworks, so only the first `CHOOSING_TASKS` tasks keep them. Without the cascade, they do not depend on
+        the task weight.
         """
-        if not self._chooses_weights or not self._uses_cascade(statistics):
+        if not self._chooses_weights or len(statistics) > CHOOSING_TASKS:
             return {}
         precomputed = self.precompute(statistics)
         shared, cascade = _split(precomputed)
-        tasks, own = self.cascade.score_images(evidence, cascade), [outputs.logits for outputs in evidence]
-        sizes = torch.tensor([logits.shape[1] for logits in own], device=tasks.device)
+        own = [outputs.logits for outputs in evidence]
+        sizes = torch.tensor([logits.shape[1] for logits in own], device=own[0].device)
+        tasks = own[0].new_zeros(len(own[0]), len(own))
+        if self._uses_cascade(statistics):
+            tasks = self.cascade.score_images(evidence, cascade)
         of_task = tasks.repeat_interleave(sizes, dim=1)  # (N, classes)
         of_class = torch.cat([logits.log_softmax(dim=1) for logits in own], dim=1)
         in_space = [self.shared.score_classes(evidence, shared, task) for task in range(len(own))]
