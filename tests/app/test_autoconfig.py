@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import cps
-from cps.app.autoconfig import AUGMENTATIONS, GIVEN, Options, choose_config, make_augmentation
+from cps.app.autoconfig import AUGMENTATIONS, GIVEN, TRUNK_EPOCHS, Options, choose_config, make_augmentation
 from cps.app.folder_scan import FolderScan, ImageSample
 from cps.network.backbones import BUILTINS
 
@@ -64,3 +64,41 @@ def test_invalid_options_are_rejected():
         Options(augment="spin")
     with pytest.raises(ValueError, match="unknown backbone 'vgg'"):
         choose_config(make_scan(50, 32), Options(backbone="vgg"), has_gpu=False)
+
+
+def test_photos_start_from_pretrained_weights_if_there_are_any_and_nothing_else_does():
+    photos, grey, tiny = make_scan(50, 300), make_scan(50, 300, is_grey=True), make_scan(50, 32)
+    for scan, installed, is_pretrained in [
+        (photos, "efficientnet-lite0", True),
+        (photos, None, False),
+        (grey, "efficientnet-lite0", False),
+        (tiny, "efficientnet-lite0", False),
+    ]:
+        config = choose_config(scan, Options(), has_gpu=False, installed=installed)
+        assert (config.is_pretrained, config.is_frozen) == (is_pretrained, is_pretrained)
+        assert ("pretrained" in config.warning) == (scan is photos and installed is None)
+
+
+def test_a_pretrained_model_trains_behind_its_trunk_only_if_there_is_time():
+    frozen, trained, fixed = (
+        choose_config(make_scan(500, 300), options, has_gpu=False, installed="efficientnet-lite0")
+        for options in (Options(), Options(minutes=5), Options(epochs=3))
+    )
+    assert [config.is_frozen for config in (frozen, trained, fixed)] == [True, False, False]
+    assert frozen.settings == trained.settings
+    assert trained.settings["train"].epochs == TRUNK_EPOCHS
+    assert fixed.settings["train"].epochs == 3
+    assert "--minutes" in {choice.name: choice.reason for choice in frozen.choices}["method"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"minutes": 5.0, "epochs": 3}, "--minutes and --epochs both say how long to train"),
+        ({"minutes": 5.0, "pretrained": False}, "--minutes is for pretrained backbones"),
+        ({"batch_size": 8}, "--batch has no effect on frozen pretrained features; train with --minutes"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        choose_config(make_scan(50, 300), Options(**options), has_gpu=False, installed="efficientnet-lite0")

@@ -58,31 +58,17 @@ def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estim
 def estimate(learner: Learner, size: int, images: int, classes: int, rotations: RotationScheme) -> Estimate:
     """Train a copy of the backbone on noise for a moment and scale up the time. The learner does not change."""
     config = replace(learner.config, rotations=rotations)
-    return _Measured.of(learner, config, size, images, classes).estimate(config, size, images)
+    return Measured.of(learner, config, size, images, classes).estimate(config, size, images)
 
 
 def affordable_epochs(learner: Learner, size: int, images: int, classes: int, seconds: float) -> int:
-    """Return the epochs of dense training behind a trunk for which there is time; raise `ValueError` if there are none.
-
-    They are measured as by `estimate`, and half as many follow each pruning round.
-    """
-    config = learner.config
-    measured = _Measured.of(learner, config, size, images, classes)
-
-    def expected(epochs: int) -> float:
-        train, retrain = replace(config.train, epochs=epochs), replace(config.retrain, epochs=max(1, epochs // 2))
-        return measured.estimate(replace(config, train=train, retrain=retrain), size, images).seconds
-
-    epochs = config.train.epochs
-    while epochs > 1 and expected(epochs) > seconds:
-        epochs -= 1
-    if expected(epochs) > seconds:
-        least = format_duration(expected(1))
-        raise ValueError(f"training takes at least {least} for these images, longer than the time given by --minutes")
-    return epochs
+    """Return the epochs of dense training for which there is time; raise `ValueError` if there is none for any."""
+    return Measured.of(learner, learner.config, size, images, classes).affordable_epochs(
+        learner.config, images, seconds
+    )
 
 
-class _Measured(NamedTuple):
+class Measured(NamedTuple):
     """What a few steps have shown: the seconds for a map of the trunk and for training on an image, and bytes."""
 
     tasks: int
@@ -93,7 +79,7 @@ class _Measured(NamedTuple):
     weights: int
 
     @classmethod
-    def of(cls, learner: Learner, config: LearnerConfig, size: int, images: int, classes: int) -> "_Measured":
+    def of(cls, learner: Learner, config: LearnerConfig, size: int, images: int, classes: int) -> "Measured":
         """Train a copy of the learner's backbone on noise for a moment."""
         network, rotations = learner.network, config.rotations
         batch_size = min(images, config.train.batch_size)
@@ -130,6 +116,24 @@ class _Measured(NamedTuple):
         memory = 8 * self.weights + min(images, config.train.batch_size) * (2 * self.activations + 4 * pixels)
         memory += images * (2 * pixels + copies * self.map_bytes)
         return Estimate(images * (self.seconds_per_image * passes + self.seconds_per_map * copies), memory)
+
+    def affordable_epochs(self, config: LearnerConfig, images: int, seconds: float) -> int:
+        """Return the epochs of dense training, at most those of `config`, that fit into the time.
+
+        Half as many follow each pruning round. Raise `ValueError` if not even one fits.
+        """
+
+        def expected(epochs: int) -> float:
+            train, retrain = replace(config.train, epochs=epochs), replace(config.retrain, epochs=max(1, epochs // 2))
+            return self.estimate(replace(config, train=train, retrain=retrain), 0, images).seconds
+
+        fitting = [epochs for epochs in range(1, config.train.epochs + 1) if expected(epochs) <= seconds]
+        if not fitting:
+            least = format_duration(expected(1))
+            raise ValueError(
+                f"training takes at least {least} for these images, longer than the time given by --minutes"
+            )
+        return fitting[-1]
 
 
 def _seconds_per_epoch(
