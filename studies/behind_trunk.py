@@ -8,7 +8,6 @@ task, and running the command again resumes.
 import argparse
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,14 +178,13 @@ def run(options: argparse.Namespace) -> None:
         cost = learn(learner, cuts[task], photos[task], options.out.with_suffix(".checkpoint"))
         learner.save(model)
         options.out.with_suffix(".checkpoint").unlink(missing_ok=True)
-        done = photos[: task + 1]
-        measured: Mapping[str, Any] = {"test": measure(learner, done, held_out=False)}
+        results["tasks"].append(cost)
+        write_compact(options.out, results)
+    if "test" not in results:
+        results["test"] = measure(learner, photos, held_out=False)
         if options.hold_out:
-            measured |= {"held out": measure(learner, done, held_out=True)}
-        results["tasks"].append({**cost, **measured})
-        print(
-            json.dumps({name: {k: v for k, v in of.items() if "weight of" not in k} for name, of in measured.items()})
-        )
+            results["held out"] = measure(learner, photos, held_out=True)
+        print(json.dumps(results["test"]))
         write_compact(options.out, results)
 
 

@@ -42,6 +42,7 @@ from .network.classifier import Loss as Loss
 from .network.compact.extraction import Standalone as Standalone
 from .network.masks import Masks as Masks
 from .network.outputs import Evidence as Evidence, Outputs as Outputs
+from .network.pretrained import load_pretrained as load_pretrained
 from .network.shared import SharedNetwork as SharedNetwork
 from .network.subnetwork import Fingerprint as Fingerprint, Subnetwork as Subnetwork
 from .network.trunk import suggest_trunk as suggest_trunk
