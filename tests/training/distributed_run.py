@@ -58,6 +58,12 @@ def main(folder: Path, devices: int, network: str) -> None:
         "error": error_of(learner.save, Path(__file__) / "no folder" / "model.cps"),
         "images": sum(len(task.test[1]) for task in tasks),
     }
+    behind = cps.Learner(
+        conv_net(), trunk="2", map_copies=2, augment=cps.PadCrop(1), rounds=1, train=training, retrain=training,
+        fabric=fabric,
+    )  # fmt: skip
+    behind.learn(tasks[0])
+    report["behind a trunk"] = behind.evidence(tasks[0].test[0])[0].logits.tolist()
     (folder / f"{devices}-{fabric.global_rank}.json").write_text(json.dumps(report))
     state = {
         "weights": learner.network.weights,

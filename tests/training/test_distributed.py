@@ -87,6 +87,9 @@ def test_two_processes_give_the_result_of_one_at_the_same_global_batch_size(tmp_
             torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
         else:
             assert torch.equal(two[name], value)
+    behind = [json.loads((tmp_path / f"{name}.json").read_text())["behind a trunk"] for name in ("2-0", "2-1", "1-0")]
+    assert behind[0] == behind[1]
+    torch.testing.assert_close(torch.tensor(behind[0]), torch.tensor(behind[2]), rtol=1e-2, atol=1e-2)
 
 
 def test_all_ranks_raise_if_the_first_cannot_save(two_processes):
