@@ -21,7 +21,7 @@ def measure_rejection(
     """Measure how the subnetworks that gave the evidence reject images they have not learned (`is_known` is False)."""
     network, groups = learner.network, torch.arange(len(is_known), device=is_known.device)
     tasks = select(selector, evidence, network.statistics(selector.name)[: len(evidence)], groups).tasks
-    scores, is_known = rejection_score(network, evidence, tasks), is_known.cpu()
+    scores, is_known = rejection_score(network, evidence, tasks, selector), is_known.cpu()
     known, unknown = scores[is_known], scores[~is_known]
     rejected = {str(share): [percent(part < share * STEPS) for part in (known, unknown)] for share in REJECT}
     print("AUROC", auroc(known, unknown), "rejected", rejected, flush=True)
