@@ -17,7 +17,7 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
-from studies import closed_forms, fusion_settings, one_image
+from studies import closed_forms, fusion_settings, one_image, unknown_images
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
@@ -117,10 +117,12 @@ def whole_run_table() -> str:
         parts = [run.seconds.learn, run.seconds.evaluate]
         times = [f"{value:.1f}" for value in (*parts, sum(parts))]
         accuracies = [mean_accuracy([run], "Cascade", size) for size in (20, 1)]
+        accuracies += [closed_form_accuracy([run], size) for size in (20, 1)]
         rows.append([run.recipe, describe_training(run), *times, *accuracies])
     head = ["recipe", "training of a task", "learning (s)", "evaluation at all group sizes (s)", "total (s)"]
     note = f"Order 1993; {describe_machine(runs[0].device, runs[0].versions)}; nothing else ran on the machine."
-    return markdown([*head, "groups of 20 (%)", "one image (%)"], rows, note)
+    head += ["groups of 20 (%)", "one image (%)", "closed form, groups of 20 (%)", "closed form, one image (%)"]
+    return markdown(head, rows, note)
 
 
 def many_tasks_table() -> str:
@@ -224,6 +226,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "single": one_image.accuracy_table,
         "streams": streams_table,
         "unknown-images": unknown_images_table,
+        "unknown-images-rules": unknown_images.comparison_table,
     },
     "docs/one-image-measured.md": {
         "gain": one_image.gain_table,

@@ -1,8 +1,8 @@
 """Reject unknown images: those that resemble nothing the selected subnetwork was trained on.
 
 The score is the rank of the image among those of the task's own images, by its maximum logit. If the selector has a
-shared space, the relative distance in it is added, each in standard deviations of the task's own images. The head of a
-frozen subnetwork is a closed form, too, so there the distance replaces the logit.
+shared space, the relative distance in it is added; each is divided by its spread over the task's own images. The head
+of a frozen subnetwork is a closed form, too, so there the distance replaces the logit.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from cps.storage.container import FileError
 REJECTION_KEY = "familiarity"  # the key of its statistics in a subnetwork and in model files
 WEIGHTS, QUANTILES = "rejection weights", "rejection quantiles"  # keys in the statistics of an `OpenSetSelector`
 STEPS = 1000  # resolution of the quantiles
+LEAST_SPREAD = 1e-3  # of logits or distances; with less, nearly all are the same
 DISTANCE_SHAPES = {WEIGHTS: (2,), QUANTILES: (STEPS + 1,)}
 FEW_HELD_OUT = (
     "the rejection threshold of some tasks comes from training images, so the share of known images that are rejected "
@@ -44,12 +45,20 @@ def distance_statistics(logits: Tensor, distances: Tensor, *, is_frozen: bool) -
     """
     is_finite = distances.isfinite()
     distances, largest = distances[is_finite].float(), logits.amax(dim=1).float()[is_finite]
-    if not len(distances) or float(distances.std(correction=0)) < 1e-6:
+    if not len(distances) or _spread(distances) < LEAST_SPREAD:
         return {}
-    # The floor keeps the deviation of logits that are nearly all the same from being too small.
-    of_logit = 0.0 if is_frozen else 1 / max(float(largest.std(correction=0)), 1e-3)
-    weights = distances.new_tensor([of_logit, 1 / float(distances.std(correction=0))])
+    of_logit = 0.0 if is_frozen else 1 / max(_spread(largest), LEAST_SPREAD)
+    weights = distances.new_tensor([of_logit, 1 / _spread(distances)])
     return {WEIGHTS: weights, QUANTILES: _low_quantiles(weights[0] * largest + weights[1] * distances)}
+
+
+def _spread(values: Tensor) -> float:
+    """Return the standard deviation of a normal distribution with the same central 68% as the values.
+
+    Distances of a few images without themselves can be far too low, and would dominate a standard deviation.
+    """
+    low, high = torch.quantile(values, values.new_tensor([0.16, 0.84])).tolist()
+    return (high - low) / 2
 
 
 def _low_quantiles(values: Tensor) -> Tensor:

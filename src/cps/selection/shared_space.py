@@ -31,6 +31,7 @@ from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
 DISTANCE_CLASSES = 1000  # of all tasks; with more, relative distances would take longer than all else
+DISTANCE_SHRINKAGE = 0.1  # with less, distances of the first tasks' images without themselves can be far too large
 CALIBRATION_TASKS = 20  # tasks with leave-one-out scores; with more, learning would get slower with every task
 
 
@@ -161,13 +162,16 @@ class SharedSpace(NumericSettings):
         """Return the same of some training images of the latest task, each without itself."""
         if not _has_distances(statistics):
             return None
-        classifier, _ = self._choose(statistics)
-        moments = _moments(statistics)
+        classifier, moments = self.distance_classifier(statistics), _moments(statistics)
         first = sum(len(kept["counts"]) for kept in statistics[:-1])
         classes = first + labels[images].to(moments.means.device)
         features = evidence.features(self.space)[images]
         in_covariance = "scatter" in statistics[-1]
         return leave_one_out_distances(features, classes, moments, classifier, in_covariance=in_covariance)
+
+    def distance_classifier(self, statistics: Sequence[Statistics]) -> LDA:
+        """Return the classifier that these statistics lead to, with a shrinkage of at least `DISTANCE_SHRINKAGE`."""
+        return LDA(max(self._choose(statistics)[0].shrinkage, DISTANCE_SHRINKAGE))
 
     def _choose(self, statistics: Sequence[Statistics]) -> tuple[LDA, float]:
         """Return the classifier and the temperature with the smallest log loss of the leave-one-out scores."""
@@ -199,7 +203,7 @@ class _Distances:
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the tensors of a `RelativeDistance` in one dict."""
-        classifier, _ = self.shared._choose(statistics)
+        classifier = self.shared.distance_classifier(statistics)
         distance = RelativeDistance.of(_fit(classifier, statistics), *_counts_and_means(statistics))
         tensors = {**distance.scores._asdict(), "whitening": distance.whitening}
         device = statistics[0]["counts"].device
