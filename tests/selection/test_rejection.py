@@ -165,3 +165,12 @@ def test_a_first_task_of_one_class_is_rejected_by_its_logit(make_learner):
     assert WEIGHTS not in learner.network.subnetworks[0].statistics["Fusion"]  # there is nothing to be relative to
     learner.learn_frozen(make_task(10))
     assert len(learner.predict(make_task(0).test[0], reject=0.1).classes) == 12
+
+
+def test_with_too_many_classes_the_logit_decides(fused, monkeypatch):
+    selector, plain = fused.config.selectors
+    evidence, tasks = fused.evidence(make_task(30, test=60).test[0]), torch.zeros(60, dtype=torch.long)
+    scores = {each.name: rejection_score(fused.network, evidence, tasks, each) for each in (selector, plain)}
+    assert not torch.equal(scores["Fusion"], scores["MaxOutput"])  # the negative control
+    monkeypatch.setattr("cps.selection.shared_space.DISTANCE_CLASSES", 5)
+    assert torch.equal(rejection_score(fused.network, evidence, tasks, selector), scores["MaxOutput"])

@@ -127,7 +127,7 @@ def as_metrics(rows: Sequence[AccuracyRow]) -> tuple[Metrics, dict[int, Metrics]
     class_il = {
         size: Metrics.of(
             _matrix([row.found[size] for row in rows]),
-            top5=_mean(last.found_top5 and last.found_top5[size]),
+            top5=_mean(None if last.found_top5 is None else last.found_top5[size]),
             selection=_matrix([row.selection[size] for row in rows]),
         )
         for size in rows[0].found

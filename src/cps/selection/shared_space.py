@@ -145,8 +145,8 @@ class SharedSpace(NumericSettings):
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
     ) -> Tensor:
         """Return the log probabilities (n, classes) of the classes of a task; those of all tasks sum to one."""
-        of_task = self._log_probabilities(evidence, precomputed)[:, precomputed[task]["classes"]]
-        return of_task if images is None else of_task[images.to(of_task.device)]
+        every, classes = self._log_probabilities(evidence, precomputed), precomputed[task]["classes"]
+        return every[:, classes] if images is None else every[images.to(every.device)[:, None], classes]
 
     def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
         """Return how much closer each image is to a class than to all images; None with one class or too many."""
