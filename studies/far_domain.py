@@ -1,9 +1,10 @@
 """`python -m studies.far_domain SEED... --out FILE`: spectrograms of two notes, a domain far from photos.
 
-A class is the interval between the notes; pitch, timing, loudness and timbre are random. What decides is a relation
-between distant pixels, which fixed features of small patches do not hold. The signals are synthesised from a seed. The
-closed form has the space and the classifier with the best accuracy on held-out training images: random patches,
-or, with the package of its weights, EfficientNet-Lite0 on enlarged spectrograms. The same images are held out for cps.
+A class is the interval between the notes, rising or falling; pitch, timing, loudness and timbre are random. What
+decides is a relation between distant pixels that is no linear function of where they are. The signals are synthesised
+from a seed. The closed form has the space and the classifier with the best accuracy on held-out training images:
+random patches, or, if its weights are installed, EfficientNet-Lite0 on enlarged spectrograms. The same images are held
+out for cps, where they choose the weights of the fusion.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import cps
 from cps.closed_form.sums import Moments, Sums
 from cps.data.tasks import split_by_class
 from cps.evaluation.evaluator import shuffled_groups
+from cps.experiments.aggregate import format_mean
 from cps.methods.closed_form import best_classes, select_tasks
 from cps.network.architectures import Architecture
 from cps.network.pretrained import installed_backbone, load_pretrained
@@ -29,9 +31,9 @@ from cps.runtime.devices import full_precision
 from cps.runtime.environment import describe_device, versions
 from studies.closed_forms import CANDIDATES
 from studies.measurement import percent
-from studies.published import write_compact
+from studies.published import describe_machine, read_json, write_compact
 
-INTERVALS = (-5, -4, -3, -2, -1, 1, 2, 3, 4, 5)  # in sixths of an octave: the classes
+INTERVALS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)  # in sixths of an octave: the classes
 TRAIN, TEST = 200, 100  # images of a class
 RATE, SAMPLES, WINDOW = 8000, 4096, 512  # of the signals
 SIDE = 32  # pixels of a spectrogram
@@ -82,13 +84,16 @@ def draw(number: int, seed: int) -> tuple[Tensor, list[int]]:
     def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(count, generator=draws)
 
-    first = 2 ** uniform(math.log2(420), math.log2(900))  # Hz; both notes stay above the lowest frequency
+    octaves = math.log2(HIGHEST / 2 / LOWEST) - torch.log2(ratio) - 0.1
+    lower = LOWEST * 2 ** (0.1 + octaves * uniform(0, 1))  # Hz; the second harmonics stay below the highest frequency
+    is_rising = uniform(0, 1) < 0.5
+    first, second = torch.where(is_rising, lower, lower * ratio), torch.where(is_rising, lower * ratio, lower)
     change = uniform(0.4, 0.6) * SAMPLES  # when the second note begins
     seconds = torch.arange(SAMPLES) / RATE
     signal = torch.zeros(count, SAMPLES)
     for pitch, is_on in (
         (first, torch.arange(SAMPLES) < change[:, None]),
-        (first * ratio, torch.arange(SAMPLES) >= change[:, None]),
+        (second, torch.arange(SAMPLES) >= change[:, None]),
     ):
         for harmonic in (1, 2):
             loudness = uniform(0.5, 1.0) / harmonic
@@ -110,6 +115,27 @@ def _spectrograms(signal: Tensor) -> Tensor:
     levels = torch.stack(bins, dim=1)[:, None].clamp(min=1e-3).log()
     low, high = levels.amin(dim=(1, 2, 3), keepdim=True), levels.amax(dim=(1, 2, 3), keepdim=True)
     return (levels - low) / (high - low)
+
+
+def table_row() -> list[str]:
+    """Return the row of the table of cps beside a closed form."""
+    runs = list(read_json("far-domain").values())
+    closed = [max(run["closed forms"].values(), key=lambda each: each["held out"]) for run in runs]
+    cells = [
+        format_mean([each[key] for each in values])
+        for key in ("1", "20", "task known")
+        for values in ([run["cps"] for run in runs], closed)
+    ]
+    return ["spectrograms of two notes, 2 tasks", "30 + 10 epochs", *cells, str(len(runs))]
+
+
+def spaces_sentence() -> str:
+    """Return the sentence about the spaces of the closed form."""
+    runs = list(read_json("far-domain").values())
+    found = {name: format_mean([run["closed forms"][name]["1"] for run in runs]) for name in runs[0]["closed forms"]}
+    listed = " and ".join(f"{value} with `{name}`" for name, value in found.items())
+    machine = describe_machine(runs[0]["device"], runs[0]["versions"])
+    return f"Single spectrograms by the closed form: {listed} (%; n = {len(runs)}; {machine})."
 
 
 def _measure(seed: int, epochs_scale: float) -> dict[str, Any]:
