@@ -31,7 +31,7 @@ from cps.network.subnetwork import local_labels
 from cps.runtime.environment import describe_device, versions
 from cps.selection.gather import gather_evidence
 from cps.training.settings import scale_epochs
-from studies.published import describe_machine, markdown, read_json, write_compact
+from studies.published import closed_form_run, describe_machine, markdown, read_json, write_compact
 from studies.unknown_images import measure_rejection
 
 Change = Callable[[Recipe], Recipe]
@@ -190,6 +190,7 @@ def ablation_table() -> str:
         values = [_format_difference([(of(run), of(whole)) for run, whole in pairs]) for of in MEASURES.values()]
         costs = [_format_mean(form, [of(*pair) for pair in pairs]) for form, of in COSTS.values()]
         rows.append([label, *values, *costs, " ".join(map(str, runs[variant]))])
+    rows.append(_closed_form_row(list(runs["single"])))
     run = next(iter(runs["single"].values()))
     note = (
         "In %, test images, the first five of ten tasks of `cifar100-10-single`. In brackets: the difference from the "
@@ -210,10 +211,28 @@ def choice_table() -> str:
         label = ", ".join(PARTS[RENAMED_VARIANTS.get(part, part)] for part in parts)
         values = [run["task_il"], statistics.fmean(run["auroc"]), run["class_il"]["largest output"]["1"], run["taken"]]
         rows.append([label, *(f"{value:.1f}" for value in values)])
+    closed = read_json("closed-form-rows")["training"]
+    rows.append(["closed form", f"{closed['task known']:.1f}", "", f"{closed['one image']:.1f}", ""])
     head = ["training", "task known", "AUROC", "one image, largest output", "weights taken"]
     first = next(iter(runs.values()))
     note = "All in %; two of ten tasks, 500 images of each; the AUROC is against the images of all other tasks; "
     return markdown(head, rows, f"{note}{describe_machine(first['device'], first['versions'])}.")
+
+
+def _closed_form_row(orders: list[int]) -> list[str]:
+    """Return the row of the closed form after the first five of ten tasks."""
+    found = {"one image": 0.0, "task found": 0.0, "task known": 0.0, "AUROC of unknown images": 0.0}
+    for order in orders:
+        run = closed_form_run(f"cifar100-10-{order}")
+        assert run is not None, f"the closed form of order {order} was not measured"
+        single, known = run["metrics"]["class_il"]["1"], run["metrics"]["task_il"]
+        found["one image"] += statistics.fmean(single["accuracy"][4][:5]) / len(orders)
+        found["task found"] += statistics.fmean(single["selection"][4][:5]) / len(orders)
+        found["task known"] += statistics.fmean(known["accuracy"][4][:5]) / len(orders)
+        unknown = read_json("closed-form-rows")["unknown"][str(order)]
+        found["AUROC of unknown images"] += 100 * unknown["AUROC"] / len(orders)
+    cells = [f"{found[name]:.1f}" if name in found else "" for name in MEASURES]
+    return ["everything (closed form)", *cells, *("" for _ in COSTS), " ".join(map(str, orders))]
 
 
 def _apply(variant: str, recipe: Recipe) -> Recipe:

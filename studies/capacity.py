@@ -15,7 +15,7 @@ from cps.experiments.aggregate import format_mean
 from cps.experiments.recipes import RECIPES
 from cps.runtime.environment import describe_device, versions
 from cps.runtime.seeding import seeded
-from studies.published import describe_machine, markdown, read_json, write_compact
+from studies.published import closed_form_run, describe_machine, markdown, read_json, write_compact
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -54,6 +54,9 @@ def capacity_table() -> str:
         means = [statistics.fmean(each["task_il"]) for each in runs]
         free = statistics.fmean(each["free"][-1] for each in runs)
         rows.append([name, *(f"{value:.1f}" for value in by_task), format_mean(means), f"{free:.0f}"])
+    closed = [closed_form_run(f"digits-{each['order']}") for each in next(iter(run["ways"].values()))]
+    known = [entry["task known"] for entry in closed if entry is not None]
+    rows.append(["closed form, nothing trained", *("" for _ in tasks), format_mean(known), ""])
     head = [
         "how tasks share the weights",
         *(f"task {task + 1}" for task in tasks),

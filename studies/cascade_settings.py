@@ -63,10 +63,11 @@ def combinations() -> Iterator[dict[str, float]]:
 
 def settings_table() -> str:
     """Return the table of accuracy on held-out images with other settings of the cascade than the default."""
-    groups: dict[str, list[dict[str, Any]]] = {}  # runs that differ only in their order
-    for key, run in read_json("cascade-settings").items():
+    keys: dict[str, list[str]] = {}  # of runs that differ only in their order
+    for key in read_json("cascade-settings"):
         recipe, held_out = key.split(":")[0], key.split(", ")[1]
-        groups.setdefault(f"`{recipe}`, {held_out}", []).append(run)
+        keys.setdefault(f"`{recipe}`, {held_out}", []).append(key)
+    groups = {name: [read_json("cascade-settings")[key] for key in same] for name, same in keys.items()}
     indices = {tuple(values.values()): index for index, values in enumerate(combinations())}
     defaults = {name: getattr(cps.Cascade(), name) for name in GRID}
     default, rows = indices[tuple(defaults.values())], []
@@ -78,6 +79,10 @@ def settings_table() -> str:
     rows.append([f"best of {len(indices)} combinations", *(f"{_best(runs):.1f}" for runs in groups.values())])
     known = [statistics.fmean(run["task known"] for run in runs) for runs in groups.values()]
     rows.append(["task known", *(f"{value:.1f}" for value in known)])
+    closed = read_json("closed-form-rows")["settings"]
+    for name in ("one image", "task known"):
+        cells = [f"{statistics.fmean(closed[key][name] for key in same):.1f}" for same in keys.values()]
+        rows.append([f"closed form, {name}", *cells])
     rows.append(["orders x images", *(f"{len(runs)} x {runs[0]['images']:,}" for runs in groups.values())])
     first = next(iter(groups.values()))[0]
     note = "Accuracy on single images in %. In brackets: the difference from the default, with its standard deviation "

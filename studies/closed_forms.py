@@ -73,6 +73,7 @@ STUDIES = {
     ],
     "cub200": [Study("cub200", cps.Pretrained(), CUB_CUTS, (None, *ORDERS), 10, ["cub200-identity"])],
 }
+CIFAR, CUB, DIGITS = STUDIES["cifar100"][0], STUDIES["cub200"][0], STUDIES["digits"][0]  # in default spaces
 DATA = {"digits": "digits", "cifar100": "CIFAR-100", "cub200": "CUB-200"}  # as in tables
 CUT_LABELS = {"digits": "5 tasks", "cub200": "4 tasks", "cub200-10": "10 tasks", "cub200-100": "100 tasks"}
 CUT_LABELS |= {f"cifar100-{tasks}": f"{tasks} tasks" for tasks in (5, 10, 20, 50)}
@@ -193,18 +194,32 @@ class Features:
         return self._known[name]
 
 
+def cached_arrays(study: Study, folder: Path | None, cache: Path) -> list[tuple[np.ndarray, list[Any]]]:
+    """Return the cached features of training and test images with their labels; `read_features` writes the cache."""
+    prefix = _prefix(study)
+    arrays = [np.load(cache / f"{prefix}-{part}.npy") for part in ("train", "test")]
+    return [
+        (values, _labels_of(data)) for values, data in zip(arrays, RECIPES[study.recipe]().read(folder), strict=True)
+    ]
+
+
 def read_features(study: Study, folder: Path | None, weights: Path | None, cache: Path) -> Features:
     """Return the features of all images, from the cache or computed."""
     recipe = RECIPES[study.recipe]()
     train, test = recipe.read(folder)
     labels, test_labels = (np.array(_labels_of(part)) for part in (train, test))
     module, prepare = _make_module(study, recipe, train, weights), Prepare(recipe.normalize)
-    prefix = f"{study.recipe.split('-')[0]}-{study.space}"
+    prefix = _prefix(study)
     parts = [cached_features(cache / f"{prefix}-train.npy", module, prepare, train)]
     if recipe.augment is not None:  # all recipes with augmentation flip images
         parts.append(cached_features(cache / f"{prefix}-train-flipped.npy", module, prepare, train, flipped=True))
     tested = cached_features(cache / f"{prefix}-test.npy", module, prepare, test)
     return Features(parts, labels, tested, test_labels, _milliseconds(module, prepare, test))
+
+
+def _prefix(study: Study) -> str:
+    """Return the start of the names of cached files."""
+    return f"{study.recipe.split('-')[0]}-{study.space}"
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
-from studies import closed_forms, fusion_settings, one_image
+from studies import closed_forms, far_domain, fusion_settings, one_image, unknown_images
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
@@ -87,14 +87,15 @@ def frozen_or_cps_table() -> str:
         for size in (20, 1):
             cells = [mean_accuracy(runs, selector, size), closed_form_accuracy(runs, size), *cells]
         rows.append([data, training, *cells, str(len(runs))])
+    rows.append(far_domain.table_row())
     head = ["data", "cps", "one image: cps", "closed form", "groups of 20: cps", "closed form", "task known: cps"]
     note = (
         "Test images, ACC in %; mean and standard deviation over class orders. cps selects with `Fusion` on the digits "
     )
     note += (
-        "and with `Cascade` elsewhere: those runs are older than the fusion. The closed forms are those of the table "
+        "and the spectrograms, and with `Cascade` elsewhere: those runs are older than the fusion. The closed forms "
+        "are those of the table above, and for the spectrograms the best one on held-out images."
     )
-    note += "above."
     return markdown([*head, "closed form", "orders"], rows, note)
 
 
@@ -117,10 +118,12 @@ def whole_run_table() -> str:
         parts = [run.seconds.learn, run.seconds.evaluate]
         times = [f"{value:.1f}" for value in (*parts, sum(parts))]
         accuracies = [mean_accuracy([run], "Cascade", size) for size in (20, 1)]
+        accuracies += [closed_form_accuracy([run], size) for size in (20, 1)]
         rows.append([run.recipe, describe_training(run), *times, *accuracies])
     head = ["recipe", "training of a task", "learning (s)", "evaluation at all group sizes (s)", "total (s)"]
     note = f"Order 1993; {describe_machine(runs[0].device, runs[0].versions)}; nothing else ran on the machine."
-    return markdown([*head, "groups of 20 (%)", "one image (%)"], rows, note)
+    head += ["groups of 20 (%)", "one image (%)", "closed form, groups of 20 (%)", "closed form, one image (%)"]
+    return markdown(head, rows, note)
 
 
 def many_tasks_table() -> str:
@@ -224,6 +227,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "single": one_image.accuracy_table,
         "streams": streams_table,
         "unknown-images": unknown_images_table,
+        "unknown-images-rules": unknown_images.comparison_table,
     },
     "docs/one-image-measured.md": {
         "gain": one_image.gain_table,
@@ -237,6 +241,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "closed-forms": closed_forms.accuracy_table,
         "closed-forms-choice": closed_forms.choice_table,
         "frozen-or-cps": frozen_or_cps_table,
+        "far-domain": far_domain.spaces_sentence,
         "fusion-results": fusion_settings.results_table,
         "fusion-settings": fusion_settings.settings_table,
         "many-tasks": many_tasks_table,

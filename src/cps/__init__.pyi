@@ -56,6 +56,7 @@ from .selection.base import (
     HeldOutSelector as HeldOutSelector,
     LazySelector as LazySelector,
     LinkedSelector as LinkedSelector,
+    OpenSetSelector as OpenSetSelector,
     Oracle as Oracle,
     Selector as Selector,
 )

@@ -18,7 +18,7 @@ from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
 from cps.selection.predict import class_scorer, select
-from cps.selection.rejection import check_rejection_statistics
+from cps.selection.rejection import check_rejection_statistics, rejection_score
 from cps.selection.statistics import missing_statistics
 from cps.storage.container import FileError
 from cps.storage.settings_codec import unknown_in
@@ -107,7 +107,8 @@ def _check_selector_statistics(learner: Learner, selector: Selector, path: str |
     try:
         if len(evidence):
             statistics = learner.network.statistics(selector.name)
-            select(selector, evidence, statistics, groups)
+            selected = select(selector, evidence, statistics, groups)
+            rejection_score(learner.network, evidence, selected.tasks, selector)
             score = class_scorer(selector, evidence, statistics)
             for task, subnetwork in enumerate(learner.network.subnetworks):
                 classes = score(task, groups.cpu()).shape[1]

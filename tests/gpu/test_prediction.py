@@ -1,9 +1,10 @@
 """Predictions do not depend on captured graphs; ask more with CPS_TEST_ACCELERATOR=cuda."""
 
+import pytest
 import torch
 
 import cps
-from samples import ACCELERATOR, make_task, use_all_compact
+from samples import make_task, use_all_compact
 
 
 def test_predictions_in_inference_mode_do_not_break_later_ones(make_learner):
@@ -27,7 +28,13 @@ def test_repeated_predictions_are_bit_identical(make_learner):
     assert not torch.equal(learner.predict(images.flip(0)).task_scores, scores[0])
 
 
-def test_a_gpu_predicts_with_compact_networks_even_if_they_are_as_large_as_the_backbone(make_learner):
+@pytest.mark.parametrize("bound", [None, 0])
+def test_small_tasks_predict_with_compact_networks_even_if_they_are_as_large_as_the_backbone(
+    make_learner, monkeypatch, bound
+):
+    if bound is not None:  # the negative control
+        monkeypatch.setattr("cps.network.compact.cache.LAUNCH_BOUND", bound)
+        monkeypatch.setattr("cps.network.compact.cache.OVERHEAD_BOUND", bound)
     learner = make_learner(pruner=cps.Magnitude(0.9))
     learner.learn(make_task(0))
-    assert learner.network._compact.is_worthwhile(0) == (ACCELERATOR == "cuda")
+    assert learner.network._compact.is_worthwhile(0) == (bound is None)

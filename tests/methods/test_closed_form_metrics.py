@@ -91,3 +91,24 @@ def test_the_study_of_sums_by_class_gives_the_matrices_of_the_method(tmp_path):
         np.testing.assert_allclose(class_il[size].selection, metrics.selection)
     other = closed_forms._rows(features, cps.NearestMean(), 3, study.cuts)["digits"]
     assert as_metrics(other)[1][1].ACC < class_il[1].ACC - 1  # the negative control
+
+
+def test_top5_counts_images_whose_class_is_among_the_five_best_of_the_task():
+    draws = torch.Generator().manual_seed(0)
+    scores, truth = torch.randn(40, 14, generator=draws), [torch.arange(20) % 6, torch.arange(20) % 8]
+    row = accuracy_row(scores, truth, [6, 8], (1,))
+    first = [int(label) in scores[i, :6].argsort(descending=True)[:5] for i, label in enumerate(truth[0])]
+    second = [int(label) in scores[20 + i, 6:].argsort(descending=True)[:5] for i, label in enumerate(truth[1])]
+    assert row.known_top5 == pytest.approx([5.0 * sum(first), 5.0 * sum(second)])
+    is_selected = scores[:, :6].amax(dim=1) >= scores[:, 6:].amax(dim=1)
+    found = [a and b for a, b in zip(first, is_selected[:20].tolist(), strict=True)]
+    assert row.found_top5[1][0] == pytest.approx(5.0 * sum(found))
+    before = accuracy_row(scores[:20, :6], truth[:1], [6], (1,))
+    task_il, class_il = as_metrics([before, row])
+    assert task_il.top5 == pytest.approx(2.5 * (sum(first) + sum(second)))
+    assert 0 < class_il[1].top5 < task_il.top5
+
+
+def test_tasks_of_at_most_five_classes_have_no_top5(measured):
+    assert measured.task_il.top5 is None
+    assert measured.class_il[1].top5 is None

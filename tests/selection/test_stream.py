@@ -1,14 +1,13 @@
 """Streams: images in order of arrival, whose task changes at unknown times."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import cps
 from cps.network.outputs import Evidence, Outputs
-from cps.selection.stream import OUTLIERS, RATES, Stream
+from cps.selection.stream import OUTLIERS, TaskFilter
 from samples import make_task
 
 
@@ -64,15 +63,13 @@ def test_one_confident_image_does_not_override_many_others(learner, monkeypatch,
 
 
 def test_a_stream_detects_changes_after_a_long_constant_period():
-    stream = Stream(SimpleNamespace(), cps.MaxOutput(), None)
-    stream._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
-    stream._tasks = torch.full((len(RATES), 3), 1 / 3, dtype=torch.float64)
+    tasks = TaskFilter(3)
     likelihoods = torch.full((3, 3), 0.15, dtype=torch.float64).fill_diagonal_(0.7)
     for _ in range(20_000):
-        stream._update(likelihoods[0])
+        tasks._update(likelihoods[0])
     for task in (0, 1) * 20:  # a change with each image
-        posterior = stream._update(likelihoods[task])
-    assert posterior.argmax() == 1
+        tasks._update(likelihoods[task])
+    assert tasks.tasks.argmax() == 1
 
 
 def test_an_image_with_nan_scores_does_not_change_the_posterior(learner):

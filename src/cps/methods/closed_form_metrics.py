@@ -44,12 +44,15 @@ class AccuracyRow:
     """The accuracy on each task after some task, in percent.
 
     `known` is that with the task given, `found` that with the task found by group size, and `selection` the share of
-    images whose task was found.
+    images whose task was found. `known_top5` and `found_top5` count images whose class is among the five best of the
+    task; None if a task has at most five classes.
     """
 
     known: list[float]
     found: dict[int, list[float]]
     selection: dict[int, list[float]]
+    known_top5: list[float] | None = None
+    found_top5: dict[int, list[float]] | None = None
 
 
 def measure_closed_form(
@@ -103,26 +106,45 @@ def accuracy_row(
     def by_task(is_right: Tensor) -> list[float]:
         return (100 * task[is_right].bincount(minlength=len(truth)).double() / images).tolist()
 
-    found, selection = {}, {}
+    in_top5 = _is_among_best(scores, sizes, task, target, 5) if min(sizes) > 5 else None
+    found, selection, found_top5 = {}, {}, {}
     for size in group_sizes:
         groups = shuffled_groups(task, size, seed)
         selected = select_tasks(scores, sizes, groups)[groups]
         is_selected = selected == task
         selection[size] = by_task(is_selected)
         found[size] = by_task(is_selected & (best_classes(scores, sizes, selected) == target))
-    return AccuracyRow(by_task(best_classes(scores, sizes, task) == target), found, selection)
+        if in_top5 is not None:
+            found_top5[size] = by_task(is_selected & in_top5)
+    known = by_task(best_classes(scores, sizes, task) == target)
+    return AccuracyRow(known, found, selection, None if in_top5 is None else by_task(in_top5), found_top5 or None)
 
 
 def as_metrics(rows: Sequence[AccuracyRow]) -> tuple[Metrics, dict[int, Metrics]]:
     """Return the metrics of the rows after each task: with the task given, and by group size with the task found."""
-    task_il = Metrics.of(_matrix([row.known for row in rows]))
+    last = rows[-1]
+    task_il = Metrics.of(_matrix([row.known for row in rows]), top5=_mean(last.known_top5))
     class_il = {
         size: Metrics.of(
-            _matrix([row.found[size] for row in rows]), selection=_matrix([row.selection[size] for row in rows])
+            _matrix([row.found[size] for row in rows]),
+            top5=_mean(None if last.found_top5 is None else last.found_top5[size]),
+            selection=_matrix([row.selection[size] for row in rows]),
         )
         for size in rows[0].found
     }
     return task_il, class_il
+
+
+def _is_among_best(scores: Tensor, sizes: Sequence[int], task: Tensor, target: Tensor, number: int) -> Tensor:
+    """Return whether the target of each image is among the classes with the largest scores of its task."""
+    own = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)) == task[:, None]
+    best = scores.masked_fill(~own, -torch.inf).topk(number, dim=1).indices
+    return (best == target[:, None]).any(dim=1)
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    """Return the mean of the values, or None if they were not measured."""
+    return None if values is None else sum(values) / len(values)
 
 
 def _matrix(rows: Sequence[Sequence[float]]) -> np.ndarray:

@@ -116,8 +116,38 @@ class HeldOutSelector(Protocol):
         ...
 
 
+@runtime_checkable
+class OpenSetSelector(Protocol):
+    """A selector with a space in which images of unknown classes are far from all classes, for `reject`.
+
+    Both methods return the relative distance of images (N,), which is small for unknown ones, or None if the selector
+    cannot tell it.
+    """
+
+    def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
+        """Return the relative distances of new images."""
+        ...
+
+    def leave_one_out_distances(
+        self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics], images: Tensor
+    ) -> Tensor | None:
+        """Return the relative distances of some training images of the latest task, each without itself.
+
+        The arguments are those of `observe`, but `statistics` includes those of the latest task. `images` are indices.
+        """
+        ...
+
+
+class Precomputer(Protocol):
+    """Computes from the statistics of all tasks what does not change until another task is learned."""
+
+    def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return tensors by name for each task."""
+        ...
+
+
 def precompute_once(
-    selector: GraphSelector, statistics: Sequence[Statistics], evidence: Evidence | None = None
+    selector: Precomputer, statistics: Sequence[Statistics], evidence: Evidence | None = None
 ) -> list[Statistics]:
     """Return `selector.precompute(statistics)`, cached for as long as the same statistics exist.
 

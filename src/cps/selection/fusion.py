@@ -206,6 +206,16 @@ class Fusion(NumericSettings):
             raise ValueError(f"task {task} has {own.logits.shape[1]} classes, but statistics of {shared.shape[1]}")
         return shared + precomputed[0]["weights"][1] * own.logits.log_softmax(dim=1)
 
+    def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
+        """Return the relative distances of new images in the shared space."""
+        return self.shared.relative_distances(evidence, _split(statistics)[0])
+
+    def leave_one_out_distances(
+        self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics], images: Tensor
+    ) -> Tensor | None:
+        """Return the same of some training images of the latest task, each without itself."""
+        return self.shared.leave_one_out_distances(evidence, labels, _split(statistics)[0], images)
+
     def _uses_cascade(self, statistics: Sequence[Statistics]) -> bool:
         return len(statistics) <= self.cascade_tasks and all("cascade means" in kept for kept in statistics)
 

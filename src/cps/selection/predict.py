@@ -80,7 +80,7 @@ def classify(
 ) -> Prediction:
     """Classify each image within its selected task; None if `reject` finds the image unknown."""
     tasks = selection.tasks.cpu()
-    known = is_known(network, evidence, tasks, reject).tolist()
+    known = is_known(network, evidence, tasks, selector, reject).tolist()
     confidence, outputs = choose_classes(selector, evidence, network.statistics(selector.name), tasks)
     classes: list[ClassName | None] = [
         network.subnetworks[task].classes[output] if is_known else None

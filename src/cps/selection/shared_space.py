@@ -20,6 +20,7 @@ from cps.closed_form.calibration import (
     spread_indices,
 )
 from cps.closed_form.classifiers import LDA, TINY, LinearScores, nearest_mean_scores
+from cps.closed_form.relative_distance import RelativeDistance, leave_one_out_distances
 from cps.closed_form.spaces import Flipped, Space
 from cps.closed_form.sums import Moments, Sums, pack, unpack
 from cps.network.outputs import Evidence
@@ -29,6 +30,8 @@ from cps.selection.base import Statistics, precompute_once
 from cps.selection.groups import mean_by_group
 from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
+DISTANCE_CLASSES = 1000  # of all tasks; with more, relative distances would take longer than all else
+DISTANCE_SHRINKAGE = 0.1  # with less, distances of the first tasks' images without themselves can be far too large
 CALIBRATION_TASKS = 20  # tasks with leave-one-out scores; with more, learning would get slower with every task
 
 
@@ -114,24 +117,8 @@ class SharedSpace(NumericSettings):
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the discriminants of all classes, divided by the temperature, and the indices of each task's own."""
-        known = [as_float64(kept["log losses"].cpu()) for kept in statistics if "log losses" in kept]
-        shape = len(self._candidates), len(TEMPERATURES)
-        if any(losses.shape != shape for losses in known) or any(
-            int(kept["space"]) != self._key for kept in statistics
-        ):
-            raise ValueError(
-                "SharedSpace can only select with the space and the classifier that it learned all tasks with"
-            )
-        losses = torch.stack([*known, torch.zeros(shape, dtype=torch.float64)]).sum(dim=0)
-        best = int(losses.amin(dim=1).argmin())
-        temperature = best_temperature(losses[best])
-        if any("scatter" in kept for kept in statistics):
-            scores = self._candidates[best].fit(_moments(statistics))
-        else:  # all covariances were forgotten
-            counts, means = _counts_and_means(statistics)
-            scores = nearest_mean_scores(
-                counts, means, variance=max(float(means.var(dim=0, correction=0).mean()), TINY)
-            )
+        classifier, temperature = self._choose(statistics)
+        scores = _fit(classifier, statistics)
         device = statistics[0]["counts"].device
         indices = torch.arange(len(scores.offsets), device=device).split([len(kept["counts"]) for kept in statistics])
         common = {
@@ -158,8 +145,47 @@ class SharedSpace(NumericSettings):
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
     ) -> Tensor:
         """Return the log probabilities (n, classes) of the classes of a task; those of all tasks sum to one."""
-        of_task = self._log_probabilities(evidence, precomputed)[:, precomputed[task]["classes"]]
-        return of_task if images is None else of_task[images.to(of_task.device)]
+        every, classes = self._log_probabilities(evidence, precomputed), precomputed[task]["classes"]
+        return every[:, classes] if images is None else every[images.to(every.device)[:, None], classes]
+
+    def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
+        """Return how much closer each image is to a class than to all images; None with one class or too many."""
+        if not _has_distances(statistics):
+            return None
+        (known,) = precompute_once(_Distances(self), statistics)
+        scores = LinearScores(known["centre"], known["weights"], known["offsets"])
+        return RelativeDistance(scores, known["whitening"])(evidence.features(self.space))
+
+    def leave_one_out_distances(
+        self, evidence: Evidence, labels: Tensor, statistics: Sequence[Statistics], images: Tensor
+    ) -> Tensor | None:
+        """Return the same of some training images of the latest task, each without itself."""
+        if not _has_distances(statistics):
+            return None
+        classifier, moments = self.distance_classifier(statistics), _moments(statistics)
+        first = sum(len(kept["counts"]) for kept in statistics[:-1])
+        classes = first + labels[images].to(moments.means.device)
+        features = evidence.features(self.space)[images]
+        in_covariance = "scatter" in statistics[-1]
+        return leave_one_out_distances(features, classes, moments, classifier, in_covariance=in_covariance)
+
+    def distance_classifier(self, statistics: Sequence[Statistics]) -> LDA:
+        """Return the classifier that these statistics lead to, with a shrinkage of at least `DISTANCE_SHRINKAGE`."""
+        return LDA(max(self._choose(statistics)[0].shrinkage, DISTANCE_SHRINKAGE))
+
+    def _choose(self, statistics: Sequence[Statistics]) -> tuple[LDA, float]:
+        """Return the classifier and the temperature with the smallest log loss of the leave-one-out scores."""
+        known = [as_float64(kept["log losses"].cpu()) for kept in statistics if "log losses" in kept]
+        shape = len(self._candidates), len(TEMPERATURES)
+        if any(losses.shape != shape for losses in known) or any(
+            int(kept["space"]) != self._key for kept in statistics
+        ):
+            raise ValueError(
+                "SharedSpace can only select with the space and the classifier that it learned all tasks with"
+            )
+        losses = torch.stack([*known, torch.zeros(shape, dtype=torch.float64)]).sum(dim=0)
+        best = int(losses.amin(dim=1).argmin())
+        return self._candidates[best], best_temperature(losses[best])
 
     def _log_probabilities(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probabilities (N, classes) of the classes of all tasks."""
@@ -167,6 +193,34 @@ class SharedSpace(NumericSettings):
         scores = LinearScores(common["centre"], common["weights"], common["offsets"])
         key = self, id(common["weights"])
         return evidence.derived(key, lambda: scores(evidence.features(self.space)).log_softmax(dim=1))
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """What the relative distances of a shared space precompute."""
+
+    shared: SharedSpace
+
+    def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
+        """Return the tensors of a `RelativeDistance` in one dict."""
+        classifier = self.shared.distance_classifier(statistics)
+        distance = RelativeDistance.of(_fit(classifier, statistics), *_counts_and_means(statistics))
+        tensors = {**distance.scores._asdict(), "whitening": distance.whitening}
+        device = statistics[0]["counts"].device
+        return [{name: value.float().to(device) for name, value in tensors.items()}]
+
+
+def _has_distances(statistics: Sequence[Statistics]) -> bool:
+    """Return True if there are several classes, so that distances can be relative, and not too many."""
+    return 1 < sum(len(kept["counts"]) for kept in statistics) <= DISTANCE_CLASSES
+
+
+def _fit(classifier: LDA, statistics: Sequence[Statistics]) -> LinearScores:
+    """Return the scores of the classes of all tasks; those of nearest means if all covariances were forgotten."""
+    if any("scatter" in kept for kept in statistics):
+        return classifier.fit(_moments(statistics))
+    counts, means = _counts_and_means(statistics)
+    return nearest_mean_scores(counts, means, variance=max(float(means.var(dim=0, correction=0).mean()), TINY))
 
 
 def _moments(statistics: Sequence[Statistics]) -> Moments:

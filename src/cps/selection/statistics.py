@@ -7,14 +7,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from cps.closed_form.calibration import spread_indices
 from cps.closed_form.spaces import Space
 from cps.data.examples import Examples, read_labels
+from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.devices import broadcast
-from cps.selection.base import HeldOutSelector, LinkedSelector, Selector, Statistics, is_selector
+from cps.selection.base import (
+    HeldOutSelector,
+    LinkedSelector,
+    OpenSetSelector,
+    Selector,
+    Statistics,
+    is_selector,
+)
 from cps.selection.gather import gather_evidence
-from cps.selection.rejection import REJECTION_KEY, rejection_statistics
+from cps.selection.rejection import REJECTION_KEY, distance_statistics, rejection_statistics
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -70,7 +79,7 @@ def collect_statistics(
 ) -> dict[str, Statistics]:
     """Return the statistics of the task learned last, whose subnetwork is the last of the network.
 
-    The rejection threshold comes from held-out images alone if there are enough of them. `features` returns the
+    Rejection thresholds come from held-out images alone if there are enough of them. `features` returns the
     examples' features in a space, if they are known.
     """
     evidence = gather_evidence(network, examples, fabric, features=features)
@@ -80,6 +89,7 @@ def collect_statistics(
     for name in set(subnetwork.classes) - set(subnetwork.names(labels.unique())):
         log.warning("class %r had no training image", name)
     others = None if held_out is None else gather_evidence(network, held_out, fabric)
+    are_enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
     collected: dict[str, Statistics] = {}
     for selector in selectors:
         earlier = network.statistics(selector.name)[:-1]
@@ -87,14 +97,42 @@ def collect_statistics(
         if held_out is not None and others is not None and isinstance(selector, HeldOutSelector):
             own = read_labels(held_out).to(network.device)
             kept = {**kept, **selector.observe_held_out(others, own, [*earlier, kept])}
+        if isinstance(selector, OpenSetSelector):
+            training = None if are_enough else evidence
+            kept = {**kept, **_distances(selector, subnetwork, training, labels, others, [*earlier, kept])}
         tensors = {key: value.to(network.device) for key, value in _check_kept(kept, selector.name).items()}
         collected[selector.name] = broadcast(tensors, fabric)
     logits = [] if others is None else [others[-1].logits]
-    are_enough = held_out is not None and len(held_out) >= ENOUGH_HELD_OUT
     if not are_enough:
         logits.append(evidence[-1].logits)
     collected[REJECTION_KEY] = broadcast(rejection_statistics(torch.cat(logits), held_out=are_enough), fabric)
     return collected
+
+
+def _distances(
+    selector: OpenSetSelector,
+    subnetwork: Subnetwork,
+    training: Evidence | None,
+    labels: Tensor,
+    held_out: Evidence | None,
+    statistics: Sequence[Statistics],
+) -> Statistics:
+    """Return the statistics of the relative distances of a task's held-out images, and of training images if given.
+
+    Distances of training images are those without the image itself. `statistics` includes those of the task.
+    """
+    parts: list[tuple[Tensor, Tensor | None]] = []
+    if held_out is not None:
+        parts.append((held_out[-1].logits, selector.relative_distances(held_out, statistics)))
+    if training is not None:
+        some = spread_indices(len(labels)).to(labels.device)
+        distances = selector.leave_one_out_distances(training, labels, statistics, some)
+        parts.append((training[-1].logits[some], distances))
+    known = [(logits, distances.to(logits.device)) for logits, distances in parts if distances is not None]
+    if not known:
+        return {}
+    logits, distances = (torch.cat(values) for values in zip(*known, strict=True))
+    return distance_statistics(logits, distances.float(), is_frozen=subnetwork.is_frozen)
 
 
 def _check_kept(kept: Statistics, name: str) -> Statistics:

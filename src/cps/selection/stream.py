@@ -29,13 +29,12 @@ class Stream:
         """`forward` returns the evidence of images. The selector's scores are used as log probabilities."""
         self._network, self._selector, self._forward = network, selector, forward
         self._learned: list[tuple[ClassName, ...]] = []  # the classes of each task that the posterior is about
-        self._rates = torch.empty(0)  # the probability of each rate of change
-        self._tasks = torch.empty(0, 0)  # the probability of each task, given the rate
+        self._filter = TaskFilter(1)
 
     @property
     def tasks(self) -> Tensor:
         """The posterior probability of each task for the last image."""
-        return (self._rates @ self._tasks).float()
+        return self._filter.tasks.float()
 
     def predict(self, images: Any, *, reject: float = 0.0) -> Prediction:
         """Predict the next images, each from itself and all before it; `reject` as in `Learner.predict`."""
@@ -55,10 +54,8 @@ class Stream:
             groups = torch.arange(evidence.num_images, device=self._network.device)
             run_needed(self._selector, evidence, statistics, groups)
             scores = task_scores(self._selector, evidence, statistics, groups)
-            likelihoods = task_shares(scores.double())
             self._reset_if_tasks_changed()
-            robust = (1 - OUTLIERS) * likelihoods + OUTLIERS / likelihoods.shape[1]
-            posterior = torch.stack([self._update(likelihood) for likelihood in robust])
+            posterior = self._filter.update(task_shares(scores.double()))
             selection = Selection(posterior.argmax(dim=1), scores, posterior)
             return classify(self._network, evidence, selection, self._selector, reject=reject)
 
@@ -67,11 +64,27 @@ class Stream:
         learned = [subnetwork.classes for subnetwork in self._network.subnetworks]
         if learned != self._learned:
             self._learned = learned
-            self._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)
-            self._tasks = torch.full((len(RATES), len(learned)), 1 / len(learned), dtype=torch.float64)
+            self._filter = TaskFilter(len(learned))
+
+
+class TaskFilter:
+    """The posterior over tasks: at first uniform, then updated image by image for every rate of change."""
+
+    def __init__(self, tasks: int):
+        self._rates = torch.full((len(RATES),), 1 / len(RATES), dtype=torch.float64)  # probability of each rate
+        self._tasks = torch.full((len(RATES), tasks), 1 / tasks, dtype=torch.float64)  # of each task, given the rate
+
+    @property
+    def tasks(self) -> Tensor:
+        """The posterior probability of each task after the last image."""
+        return self._rates @ self._tasks
+
+    def update(self, likelihoods: Tensor) -> Tensor:
+        """Update the posterior by likelihoods (N, tasks) of images in order; return it after each of them."""
+        robust = (1 - OUTLIERS) * likelihoods + OUTLIERS / likelihoods.shape[1]
+        return torch.stack([self._update(likelihood) for likelihood in robust])
 
     def _update(self, likelihood: Tensor) -> Tensor:
-        """Update the posterior by an image's likelihood of each task, and return it."""
         rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
         others = (1 - self._tasks) / max(1, len(likelihood) - 1)
         joint = ((1 - rates) * self._tasks + rates * others) * likelihood
@@ -79,4 +92,4 @@ class Stream:
         self._tasks = joint / predictive[:, None]
         self._rates = ((1 - RATE_CHANGE) * self._rates + RATE_CHANGE / len(RATES)) * predictive
         self._rates /= self._rates.sum()
-        return self._rates @ self._tasks
+        return self.tasks

@@ -15,6 +15,7 @@ from cps.network.subnetwork import Subnetwork
 
 MAX_CACHED = 8  # combinations of tasks whose ParallelInference is kept
 LAUNCH_BOUND = 2**24  # parameters below which a GPU takes longer to launch a network's kernels than to run them
+OVERHEAD_BOUND = 2**16  # parameters below which a CPU takes longer to put masked weights into the backbone
 
 
 class CompactCache:
@@ -47,12 +48,13 @@ class CompactCache:
     def is_worthwhile(self, task: int) -> bool:
         """Return True if the task predicts with its compact network.
 
-        It does if that has less than half the parameters of the backbone. On a GPU it also does if the network is so
-        small that launching its kernels one by one takes most of the time.
+        It does if that has less than half the parameters of the backbone. It also does if the network is so small that
+        most of the time is not spent on computing: on a GPU on launching its kernels one by one, on a CPU on putting
+        the task's masked weights into the backbone.
         """
         if task not in self._networks:
             compact, pixels = self.extract(task), self._sample()
-            limit = LAUNCH_BOUND if pixels.is_cuda else 0
+            limit = LAUNCH_BOUND if pixels.is_cuda else OVERHEAD_BOUND
             is_small = compact is not None and _num_parameters(compact) < max(
                 _num_parameters(self._backbone) / 2, limit
             )

@@ -59,7 +59,7 @@ class ParallelInference:
     def _run_on_cpu(self, pixels: Tensor) -> list[Outputs]:
         chunks = pixels.split(max(1, CHUNK_IMAGES // self.num_views))
         jobs = [(branch, chunk) for branch in self.branches for chunk in chunks]
-        done = list(thread_pool().map(_run_job, jobs))
+        done = _run_jobs(jobs)
         return [concatenate(done[start : start + len(chunks)]) for start in range(0, len(done), len(chunks))]
 
     def _run_on_gpu(self, pixels: Tensor) -> list[Outputs]:
@@ -79,7 +79,7 @@ def run_each(branches: Sequence[tuple[Branch, int, Tensor]]) -> list[Outputs]:
             return [_run_job((branch, as_channels_last(pixels))) for branch, _, pixels in branches]
     parts = [as_channels_last(pixels).split(max(1, CHUNK_IMAGES // views)) for _, views, pixels in branches]
     jobs = [(branch, part) for (branch, *_), chunks in zip(branches, parts, strict=True) for part in chunks]
-    done = iter(list(thread_pool().map(_run_job, jobs)))
+    done = iter(_run_jobs(jobs))
     return [concatenate([next(done) for _ in chunks]) for chunks in parts]
 
 
@@ -106,6 +106,13 @@ def _features_on_streams(branches: Sequence[Branch], pixels: Tensor) -> list[Ten
     for stream in streams[: len(branches)]:
         main.wait_stream(stream)
     return features
+
+
+def _run_jobs(jobs: Sequence[tuple[Branch, Tensor]]) -> list[Outputs]:
+    """Run jobs on as many workers as torch has threads; a single worker would only wait for another thread."""
+    if torch.get_num_threads() == 1:
+        return [_run_job(job) for job in jobs]
+    return list(thread_pool().map(_run_job, jobs))
 
 
 @torch.no_grad()
