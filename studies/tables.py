@@ -17,7 +17,7 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
-from studies import closed_forms, far_domain, fusion_settings, one_image, unknown_images
+from studies import closed_forms, far_domain, fusion_settings, one_image, photo_folders, unknown_images
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
@@ -248,7 +248,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/method.md": {"capacity": capacity_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
-    "docs/practitioners.md": {"predict-files": predict_files_sentence},
+    "docs/practitioners.md": {
+        "photo-folders": photo_folders.commands_table,
+        "photo-folders-orders": photo_folders.orders_table,
+        "predict-files": predict_files_sentence,
+    },
 }
 
 

@@ -208,3 +208,19 @@ def test_held_out_images_decide_whether_training_has_paid(fabric, caplog):
     assert caplog.text.count("training has not paid") == 1
     assert ruined.network.free_share() == 1
     torch.testing.assert_close(ruined.evidence(IMAGES)[0].logits, frozen.evidence(IMAGES)[0].logits, **CLOSE)
+
+
+def test_a_forgotten_class_is_cut_off_both_heads_and_known_classes_grow(fabric, tmp_path):
+    learner = new_learner(fabric)
+    learner.learn(make_task(0, classes=3, images=30))
+    learner.learn(make_task(10))
+    logits, other = learner.evidence(IMAGES)[0].logits, learner.fingerprint(1)
+    learner.forget_class(1)
+    learner.add(make_task(0, classes=1, seed=1))
+    learner.learn(make_task(0, classes=3, seed=2), new_versions=True)
+    assert learner.classes == [(0, 2), (10, 11), (0, 1, 2)]
+    torch.testing.assert_close(learner.evidence(IMAGES)[0].logits, logits[:, [0, 2]], **CLOSE)
+    assert learner.fingerprint(1) == other
+    learner.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", conv_net(), fabric=fabric)
+    assert loaded.predict(IMAGES).classes == learner.predict(IMAGES).classes

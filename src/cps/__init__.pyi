@@ -53,12 +53,14 @@ from .runtime.devices import make_fabric as make_fabric
 from .selection.base import (
     ClassSelector as ClassSelector,
     GraphSelector as GraphSelector,
+    GrowingSelector as GrowingSelector,
     HeldOutSelector as HeldOutSelector,
     LazySelector as LazySelector,
     LinkedSelector as LinkedSelector,
     OpenSetSelector as OpenSetSelector,
     Oracle as Oracle,
     Selector as Selector,
+    ShrinkingSelector as ShrinkingSelector,
 )
 from .selection.cascade import Cascade as Cascade
 from .selection.fusion import Fusion as Fusion

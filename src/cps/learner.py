@@ -33,7 +33,7 @@ from cps.network.architectures import Architecture
 from cps.network.capacity import Capacity
 from cps.network.compact.extraction import Standalone
 from cps.network.draft import Draft
-from cps.network.input_checks import check_images, prepare_task
+from cps.network.input_checks import check_images, prepare_known, prepare_task
 from cps.network.masks import check_pruned, find_changed
 from cps.network.model_file import write_model
 from cps.network.outputs import Evidence
@@ -46,6 +46,7 @@ from cps.runtime.seeding import generator, seeded
 from cps.selection.base import Oracle, Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
+from cps.selection.known_classes import add_images, check_growing, forget_class, known_tasks, rename_class
 from cps.selection.predict import Prediction, predict
 from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
 from cps.selection.stream import Stream
@@ -163,12 +164,14 @@ class Learner:
         rotations: RotationScheme | None = None,
         on_epoch: Callable[[Progress], None] | None = None,
         on_progress: Callable[[int, int], None] | None = None,
+        new_versions: bool = False,
     ) -> Subnetwork:
         """Learn a task: Algorithm 1. If anything fails, the learner is as it was before.
 
         With `checkpoint`, the state is saved to that file after each epoch, and a call that finds the file resumes from
         it; delete the file once the learned model is saved. `rotations` and `on_epoch` replace the learner's for this
-        task. `on_progress` is called with the number of maps that the trunk has computed, and the total.
+        task. `on_progress` is called with the number of maps that the trunk has computed, and the total. Known classes
+        are refused unless `new_versions`: then the task learns a version of its own of each.
 
         Behind a trunk, held-out images (`task.val`) decide whether training has paid; if not, the task is learned as by
         `learn_frozen`.
@@ -177,7 +180,7 @@ class Learner:
         check_callback("on_progress", on_progress)
         config = self.config if rotations is None else replace(self.config, rotations=rotations)
         with self._learning():
-            draft, examples, held_out = self._start(task, config)
+            draft, examples, held_out = self._start(task, config, new_versions=new_versions)
             saver = None if checkpoint is None else self._saver(task, examples, config, Path(checkpoint))
             saved = saver and saver.load()
             if saved:
@@ -234,6 +237,22 @@ class Learner:
                 ),
             )
 
+    def add(self, task: Task, *, on_progress: Callable[[int, int], None] | None = None) -> list[int]:
+        """Add images of known classes (`task.train`) to the sums of selectors such as `Fusion`; return their tasks.
+
+        The sums are then as if these images had been there when their classes were learned. Sealed subnetworks and
+        their fingerprints do not change. Images of a class with several versions are added to the latest one.
+        """
+        check_callback("on_progress", on_progress)
+        check_growing(self.config.selectors)
+        with self._learning():
+            with self._seeded(HEAD):
+                examples: Examples = prepare_known(task, self.network, self.workers).to(self.fabric.device)
+            if on_progress is not None:
+                examples = CountedExamples(examples, on_progress)
+            evidence = gather_evidence(self.network, examples, self.fabric)
+            return add_images(self.network, task.classes, evidence, read_labels(examples), self.config.selectors)
+
     def predict(
         self,
         images: Any,
@@ -275,6 +294,26 @@ class Learner:
             forget_task(self.network, task, weights, self.config.selectors)
             self._trainer.release()  # it may hold what was trained last
 
+    def forget_class(self, name: ClassName, *, fresh: nn.Module | None = None) -> None:
+        """Unlearn a class: cut its outputs and take it out of sums, exactly. A task whose last class goes is forgotten.
+
+        Weights that training gave to the other classes of its task stay as they are.
+        """
+        with self.network.in_use():
+            for task in reversed(known_tasks(self.network, name)):
+                if len(self.network.subnetworks[task].classes) == 1:
+                    self.forget(task, fresh=fresh)
+                else:
+                    forget_class(self.network, task, name, self.config.selectors)
+
+    def rename(self, old: ClassName, new: ClassName) -> None:
+        """Give a class a new name, in all its versions. Fingerprints contain the names, so those of its tasks change.
+
+        Raise `ValueError` if the old name is not known or the new one is.
+        """
+        with self.network.in_use():
+            rename_class(self.network, old, new)
+
     def annotate(self, task: int, **notes: Any) -> Subnetwork:
         """Add notes about a task, such as the date: plain JSON data that the model file keeps."""
         with self.network.in_use():
@@ -309,11 +348,15 @@ class Learner:
             if changed is not None:
                 raise RuntimeError(f"sealed weights of '{changed}' would have changed; nothing was learned")
 
-    def _start(self, task: Task, config: LearnerConfig) -> tuple[Draft, Examples, Examples | None]:
+    def _start(
+        self, task: Task, config: LearnerConfig, *, new_versions: bool
+    ) -> tuple[Draft, Examples, Examples | None]:
         """Check a task; return a draft of its subnetwork, its training examples, and those held out."""
         check_statistics(config.selectors, self.network)
         with self._seeded(HEAD):
-            examples, held_out, features = prepare_task(task, self.network, config.rotations, self.workers)
+            examples, held_out, features = prepare_task(
+                task, self.network, config.rotations, self.workers, new_versions=new_versions
+            )
         min_free = config.capacity.min_free if config.rounds else 0.0  # CP&S-frozen uses all sealed weights
         head = generator(*self._key(HEAD))
         return self.network.new_draft(task.classes, features, head, config.rotations, min_free), examples, held_out

@@ -1,6 +1,7 @@
 """Fixtures for predictions of files."""
 
 import pytest
+from safetensors.torch import save_file
 
 import cps
 from cps.data.image_folder import read_folder
@@ -33,3 +34,11 @@ def inbox(tmp_path):
     folder = tmp_path / "inbox"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    """Return a file of weights of the backbone `small`, as if it were pretrained."""
+    file = tmp_path_factory.mktemp("weights") / "small.safetensors"
+    save_file(cps.Architecture("small").make(7).state_dict(), file)
+    return file

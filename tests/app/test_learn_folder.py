@@ -15,9 +15,9 @@ from cps.app.autoconfig import Options
 from cps.app.folder_scan import scan_folder
 from cps.app.learn_folder import (
     checkpoint_path,
-    decode_images,
     learn_folder,
     make_plan,
+    read_images,
     similar_image_warnings,
 )
 from cps.storage.lock import LockedError, locked
@@ -34,7 +34,7 @@ def learn(folder, model, *, options=OPTIONS, hold_out=0.1, **settings):
         plan = make_plan(model, scan, options, fabric, **settings)
         if plan.learned_as is not None:
             return None
-        return learn_folder(plan, decode_images(plan), hold_out=hold_out)
+        return learn_folder(plan, read_images(plan), hold_out=hold_out)
 
 
 def plan_for(model, folder, options=OPTIONS, **settings):
@@ -70,6 +70,7 @@ def test_notes_contain_the_name_of_the_folder_but_no_path(models):
     root, learned = models
     notes = cps.load(root / "two.cps").network.subnetworks[1].notes
     assert notes == learned[1].notes
+    assert set(notes["confusion"]) == {"gear", "spring"}
     assert notes["folder"] == "february"
     assert notes["classes"] == {"gear": 12, "spring": 12}
     assert (notes["images"], notes["held out"]) == (24, 2)
@@ -78,17 +79,17 @@ def test_notes_contain_the_name_of_the_folder_but_no_path(models):
     assert str(root).encode() not in (root / "two.cps").read_bytes()
 
 
-def test_a_new_version_of_a_class_is_not_compared_with_learned_classes(models, tmp_path, monkeypatch):
-    folder = write_image_folder(tmp_path / "march", ["bolt", "washer"])
-    plan = plan_for(models[0] / "one.cps", folder, Options(), as_version=True)
+def test_known_classes_are_not_compared_with_learned_classes(models, tmp_path, monkeypatch):
+    folder = write_image_folder(tmp_path / "march", ["bolt", "washer"], seed=4)
+    plan = plan_for(models[0] / "one.cps", folder, Options())
     compared = []
 
-    def record(learner, images, labels):
-        compared.extend([len(images), *labels])
+    def record(learner, evidence_of, labels):
+        compared.extend([evidence_of(list(range(len(labels)))).num_images, *labels])
         return []
 
     monkeypatch.setattr(module, "find_similar_images", record)
-    assert similar_image_warnings(plan, decode_images(plan)) == []
+    assert similar_image_warnings(plan, read_images(plan)) == []
     assert compared == [12, *["washer"] * 12]
 
 
@@ -105,19 +106,38 @@ def test_images_that_were_learned_before_are_recognised_and_a_stale_checkpoint_i
     assert not checkpoint_path(model).exists()
 
 
-def test_a_learned_class_is_rejected_or_learned_as_a_new_version(models, tmp_path):
+def test_trained_tasks_learn_new_versions_of_known_classes(models, tmp_path):
     model = shutil.copy(models[0] / "one.cps", tmp_path / "model.cps")
-    folder = write_image_folder(tmp_path / "march", ["bolt", "washer"], seed=3)
-    with pytest.raises(ValueError, match=r"'bolt' was already learned in task 1; .* --as-version .* 'bolt \(2\)'"):
-        learn(folder, model)
-    learn(folder, model, as_version=True)
-    assert cps.load(model).network.subnetworks[1].classes == ("bolt (2)", "washer")
-    again = write_image_folder(tmp_path / "april", ["bolt", "pin"], seed=4)
-    learn(again, model, as_version=True)
-    assert cps.load(model).network.subnetworks[2].classes == ("bolt (3)", "pin")
-    both = write_image_folder(tmp_path / "may", ["bolt", "bolt (4)"], seed=5)
+    before = cps.load(model).fingerprint(0)
+    learned = learn(write_image_folder(tmp_path / "march", ["bolt", "washer"], seed=3), model)
+    assert (learned.task, learned.added) == (1, {})
+    assert learn(write_image_folder(tmp_path / "april", ["bolt"], seed=4), model).task == 2
+    learner = cps.load(model)
+    assert learner.classes == [("bolt", "nut"), ("bolt", "washer"), ("bolt",)]
+    assert learner.fingerprint(0) == before
+    assert [learner.network.version(task, "bolt") for task in range(3)] == [1, 2, 3]
+
+
+def test_two_folders_of_one_class_are_refused(models, tmp_path):
+    both = write_image_folder(tmp_path / "may", ["cafe", "nut"], seed=5)
+    shutil.copytree(both / "cafe", both / unicodedata.normalize("NFC", "caf\u00e9"))
+    (both / "cafe").rename(both / unicodedata.normalize("NFD", "caf\u00e9"))
     with pytest.raises(ValueError, match="have the same class name"):
-        learn(both, model, as_version=True)
+        plan_for(models[0] / "one.cps", both)
+
+
+def test_images_that_were_learned_before_are_left_out(models, tmp_path):
+    folder = shutil.copytree(models[0] / "january", tmp_path / "january")
+    more = write_image_folder(tmp_path / "more", ["bolt", "pin"], images=5, seed=6)
+    shutil.copytree(more / "pin", folder / "pin")
+    shutil.copy(more / "bolt" / "0.png", folder / "bolt" / "new.png")
+    plan = plan_for(models[0] / "one.cps", folder)
+    assert plan.repeated == 24
+    assert plan.classes == {"bolt": "bolt", "pin": "pin"}
+    assert plan.known == {"bolt"}
+    assert len(plan.scan.files) == 6
+    some = write_image_folder(tmp_path / "some", ["bolt"], images=3)
+    assert plan_for(models[0] / "one.cps", some).learned_as == 0
 
 
 def test_options_cannot_change_what_a_model_was_created_with(models, tmp_path):
@@ -143,7 +163,7 @@ def test_notes_of_another_form_are_ignored(models, tmp_path):
     learner.annotate(0, **{"usual output": "much", "accuracy": 0.9, "shipment": 3})
     learner.save(tmp_path / "model.cps")
     plan = plan_for(tmp_path / "model.cps", models[0] / "february", Options())
-    assert similar_image_warnings(plan, decode_images(plan)) == []
+    assert similar_image_warnings(plan, read_images(plan)) == []
 
 
 def test_a_single_class_is_learned_in_four_rotations_and_later_classes_are_not(models, tmp_path):
@@ -169,7 +189,7 @@ def test_images_of_a_learned_class_under_another_name_cause_a_warning(tmp_path):
     old = write_image_folder(tmp_path / "old", ["bolt", "nut"], images=60)
     learn(old, model, options=Options(epochs=6), hold_out=0.4)
     plan = plan_for(model, root, Options())
-    found = similar_image_warnings(plan, decode_images(plan))
+    found = similar_image_warnings(plan, read_images(plan))
     assert [warning[:50] for warning in found] == ["images of 'screw' resemble class 'bolt' of task 1;"]
 
 
@@ -229,18 +249,16 @@ def test_only_readable_images_are_held_out(tmp_path):
         if file.parent.name == "bolt" and index != held_out_index:
             file.write_bytes(b"damaged")
     plan = plan_for(tmp_path / "m.cps", root)
-    decoded = decode_images(plan, skip_damaged=True)
+    decoded = read_images(plan, skip_damaged=True)
     assert decoded.labels.count("bolt") == 1
-    (_, train), (_, held_out) = module._split(plan, decoded, 0.1)
+    train, held_out = ([decoded.labels[index] for index in part] for part in module._split(plan, decoded, 0.1))
     assert train.count("bolt") == 1
     assert held_out == ["nut"]
 
 
-def test_a_decomposed_unicode_name_is_a_new_class_and_not_a_new_version(tmp_path, monkeypatch):
+def test_a_decomposed_unicode_name_is_a_new_class_in_its_composed_form(tmp_path):
     root = write_image_folder(tmp_path / "new", ["pin", "cafe"])
     (root / "cafe").rename(root / unicodedata.normalize("NFD", "caf\u00e9"))
     plan = plan_for(tmp_path / "m.cps", root)
-    compared = []
-    monkeypatch.setattr(module, "find_similar_images", lambda learner, images, labels: compared.extend(labels) or [])
-    similar_image_warnings(plan, decode_images(plan))
-    assert len(set(compared)) == 2
+    assert plan.known == frozenset()
+    assert plan.task_classes == ["caf\u00e9", "pin"]

@@ -43,3 +43,26 @@ def test_temporary_files_of_killed_programs_are_removed_whatever_their_age(model
         file.write_text("weights of the task")
     run_cps("forget", model, "--task", 1, "--yes")
     assert not any(file.exists() for file in left)
+
+
+def test_a_forgotten_class_is_gone_and_the_last_one_takes_its_task_along(model):
+    before = cps.load(model).fingerprint(1)
+    output = run_cps("forget", model, "--class", "bolt", "--yes").output
+    assert "Forgot class 'bolt'" in output
+    assert b"bolt" not in model.read_bytes()
+    assert cps.load(model).fingerprint(1) == before
+    run_cps("verify", model)
+    assert "It was the last class of its task" in run_cps("forget", model, "--class", "nut", "--yes").output
+    assert cps.load(model).classes == [("gear", "spring")]
+
+
+def test_forgetting_a_class_needs_yes_a_known_name_and_no_task(model):
+    before = model.read_bytes()
+    for arguments, message, code in (
+        (["--class", "bolt"], "use --yes to confirm without a terminal", 1),
+        (["--class", "bold", "--yes"], "no task has learned the class 'bold'; did you mean 'bolt'?", 1),
+        (["--class", "bolt", "--task", 1, "--yes"], "either --task or --class", 2),
+        ([], "either --task or --class", 2),
+    ):
+        assert message in " ".join(run_cps("forget", model, *arguments, code=code).output.split())
+    assert model.read_bytes() == before

@@ -1,6 +1,7 @@
 """`cps inspect` as text and as JSON."""
 
 import json
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -21,9 +22,19 @@ def test_inspect_prints_tasks_capacity_and_fingerprints(trained):
         assert task["task"] == index + 1
         assert task["density"] == pytest.approx(learner.network.density(index))
         assert task["fingerprint"] == learner.network.subnetworks[index].digest_in(learner.network.weights, {})
-        assert task["notes"] == learner.network.subnetworks[index].notes
+        notes = dict(learner.network.subnetworks[index].notes)
+        assert set(notes.pop("image digests")) == set(task["classes"])  # of no use to readers
+        assert task["notes"] == notes
     assert found["free"] == pytest.approx(1 - density(learner.network.taken, learner.network.weights))
     assert found["bytes"] == model.stat().st_size
+    assert [each["class"] for each in found["accuracy"]] == ["bolt", "nut", "gear", "spring"]
+    assert all(each["held_out"] == 2 >= each["right"] for each in found["accuracy"])
+
+
+def test_inspect_writes_the_confusion_matrix_as_a_picture(trained, tmp_path):
+    run_cps("inspect", trained[0] / "parts.cps", "--picture", tmp_path / "confusion.svg")
+    picture = ElementTree.parse(tmp_path / "confusion.svg").getroot()
+    assert {"bolt", "nut", "gear", "spring"} <= {text.text for text in picture.iter() if text.tag.endswith("text")}
 
 
 @pytest.mark.parametrize(

@@ -15,15 +15,18 @@ import cps
 from commands import CPU, predict_json, run_cps
 from cps.app.predict_files import image_size
 
+COLUMNS = {"path", "class", "version", "task", "share", "confidence", "unknown", "error"}
+
 
 def test_predictions_are_printed_as_a_table_as_json_and_as_csv(trained):
     root = trained[0]
     table = run_cps("predict", root / "inbox", "--model", root / "parts.cps", *CPU)
     assert "confidence" in table.stdout
     rows = predict_json(root / "inbox", "--model", root / "parts.cps", "--group-by-folder", "--reject", 0)
-    assert [set(row) for row in rows] == [{"path", "class", "task", "share", "confidence", "unknown", "error"}] * 10
+    assert [set(row) for row in rows] == [COLUMNS] * 10
     assert [row["class"] for row in rows] == ["bolt"] * 5 + ["spring"] * 5
     assert [row["task"] for row in rows] == [1] * 5 + [2] * 5
+    assert {row["version"] for row in rows} == {1}
     text = run_cps(
         "predict", root / "inbox", "--model", root / "parts.cps", "--csv", "--group", 5, "--reject", 0, *CPU
     ).stdout

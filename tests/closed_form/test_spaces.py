@@ -23,6 +23,7 @@ from cps.closed_form.spaces import (
     patch_filters,
     root_normalize,
 )
+from cps.runtime import devices
 from cps.storage.settings_codec import Unknown, decode, encode
 
 PATCHES = RandomPatches(filters=10)
@@ -376,3 +377,18 @@ def test_inputs_of_any_size_need_a_bounded_number_of_weights(shape):
     tracemalloc.stop()
     assert len(weights) <= MOST_VALUES
     assert peak < 2**20
+
+
+def test_exact_features_are_those_of_the_backbone_without_half_precision(monkeypatch):
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda: True)
+    torch.manual_seed(0)
+    backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    module = cps.Pretrained().make((3, 224, 224), lambda: backbone)
+    photos = torch.rand(2, 3, 224, 224)
+    with torch.no_grad():
+        rounded, expected = module(photos), spaces.root_normalize(backbone(photos))
+        with devices.exact_photos():
+            assert torch.equal(module(photos), expected)
+        assert torch.equal(module(photos), rounded)
+    assert not torch.equal(rounded, expected)
+    torch.testing.assert_close(rounded, expected, rtol=0.05, atol=0.05)

@@ -86,8 +86,8 @@ def test_the_sums_are_as_if_a_forgotten_task_had_never_been_learned(learner, mak
     for kept, expected in zip(
         learner.network.statistics("SharedSpace"), never.network.statistics("SharedSpace"), strict=True
     ):
-        assert {"means", "counts", "scatter"} <= set(kept)
-        for name in ("means", "counts", "scatter"):
+        assert {"means", "counts", "factors"} <= set(kept)
+        for name in ("means", "counts", "factors"):
             assert torch.equal(kept[name], expected[name])
 
 
@@ -97,7 +97,7 @@ def test_only_the_first_tasks_keep_a_sum_for_the_covariance(make_learner):
         learner.learn(make_task(first))
 
     def keepers():
-        return ["scatter" in kept for kept in learner.network.statistics("SharedSpace")]
+        return ["factors" in kept for kept in learner.network.statistics("SharedSpace")]
 
     assert keepers() == [True, True, False]
     learner.forget(1)
@@ -175,7 +175,7 @@ def test_a_file_with_other_numbers_of_classes_is_refused(learner, tmp_path):
 def test_a_file_with_wide_means_and_no_covariance_is_refused_without_a_matrix_of_that_width(learner, tmp_path):
     for kept in learner.network.statistics("SharedSpace"):
         kept["means"] = torch.zeros(2, 100_000)  # a covariance would take 80 GB
-        del kept["scatter"]
+        del kept["factors"], kept["factor classes"]
     learner.save(tmp_path / "odd.cps")
     with pytest.raises(FileError, match="damaged statistics of SharedSpace"):
         cps.load(tmp_path / "odd.cps", conv_net(), fabric=learner.fabric)
@@ -212,9 +212,20 @@ def test_constant_images_and_a_class_with_one_image_are_learned(make_learner):
     assert scores.isfinite().all()
 
 
-def test_a_file_whose_sums_have_another_size_is_refused(learner, tmp_path):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"scatter": torch.zeros(819)},
+        {"factors": torch.zeros(3, 39)},
+        {"factors": torch.zeros(3, 40), "factor classes": torch.zeros(2)},
+        {"means": torch.zeros(2, 100_000), "factors": torch.zeros(1, 100_000)},  # the scatter would take 80 GB
+    ],
+)
+def test_a_file_whose_sums_have_another_size_is_refused(learner, tmp_path, damaged):
     kept = learner.network.statistics("SharedSpace")[0]
-    kept["scatter"] = kept["scatter"][:-1]
+    if "scatter" in damaged:
+        del kept["factors"], kept["factor classes"]
+    kept |= damaged
     learner.save(tmp_path / "odd.cps")
     with pytest.raises(FileError, match="damaged statistics of SharedSpace"):
         cps.load(tmp_path / "odd.cps", conv_net(), fabric=learner.fabric)

@@ -45,6 +45,9 @@ def learn_two_tasks():
     for index in range(2):
         learn_task(learner, index)
     learner.annotate(0, day="2026-11-15")
+    learner.annotate(
+        1, **{"confusion": {"7": {"7": 3, "cat": 1}, "cat": {"cat": 2}}, "image digests": {"7": "AAAAAAAA"}}
+    )
     return learner
 
 

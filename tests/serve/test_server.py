@@ -2,6 +2,7 @@
 
 import io
 from concurrent.futures import ThreadPoolExecutor
+from xml.etree import ElementTree
 
 import httpx
 import numpy as np
@@ -67,6 +68,9 @@ def test_the_model_reply_describes_the_model(address, learner):
         assert info["classes"] == encodable(learner.network.subnetworks[task].classes)
         assert info["density"] == pytest.approx(learner.network.density(task))
     assert described["tasks"][0]["notes"] == {"day": "2026-11-15"}
+    assert "image digests" not in described["tasks"][1]["notes"]
+    assert {"class": "7", "right": 3, "held_out": 4} in described["accuracy"]
+    assert described["confused"] == [{"classes": ["7", "cat"], "images": 1}]
     taken = [mask.expand_as(weight) for mask, weight in zip(
         learner.network.taken.values(), learner.network.weights.values(), strict=True,
     )]  # fmt: skip
@@ -137,8 +141,16 @@ def test_unknown_paths_and_methods_get_a_json_error_with_the_right_ones(address)
         assert reply.json()["error"] == f"Method not allowed: use {method} {path}."
 
 
+def test_the_confusion_matrix_is_a_picture_that_can_run_nothing(address):
+    reply = httpx.get(f"{address}/confusion.svg")
+    assert reply.headers["content-type"] == "image/svg+xml"
+    assert reply.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    texts = [text.text for text in ElementTree.fromstring(reply.content).iter() if text.tag.endswith("text")]
+    assert "<b>dog</b>" in texts
+
+
 def test_head_requests_get_no_body(address):
-    for path in ("/", "/docs", "/model", "/health", "/openapi.json"):
+    for path in ("/", "/docs", "/model", "/confusion.svg", "/health", "/openapi.json"):
         reply = httpx.head(f"{address}{path}")
         assert (reply.status_code, reply.content) == (200, b"")
     assert httpx.head(f"{address}/predict").status_code == 405

@@ -74,6 +74,8 @@ def test_images_uploaded_in_a_browser_show_their_class(address, uploads, tmp_pat
         tab.open(address)
         tab.wait("document.querySelectorAll('#tasks > li').length === 2")
         assert "free for new tasks" in tab.run("document.getElementById('free').textContent")
+        tab.wait("document.getElementById('confusion').naturalWidth > 100")
+        assert tab.run(TEXTS.format("#confused li")) == ["7 and cat: 1 image"]
         tab.upload("#files", *uploads)
         tab.wait(PREDICTED)
         assert tab.run(TEXTS.format(".class")) == ["cat", "<b>dog</b>"]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from cps.app.frozen_folder import BATCH
 from cps.closed_form.spaces import Pretrained
 from cps.config import LearnerConfig
 from cps.data.batch_transform import BatchTransform
@@ -44,7 +45,7 @@ def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estim
     some = [files[index] for index in range(0, len(files), max(1, len(files) // TIMED_IMAGES))][:TIMED_IMAGES]
     network = learner.network
     blank = torch.zeros(len(some), 3, size, size, dtype=torch.uint8)
-    network.features([blank], Pretrained())  # the first pass of a process is slower
+    width = network.features([blank], Pretrained()).shape[1]  # the first pass of a process is slower
     start = time.monotonic()
     with suppress(ImageError):  # a damaged image is reported when all are decoded
         images = ImageFolder(files[0].parent.parent, size=size, files=some, skip_damaged=True).read().images
@@ -52,7 +53,8 @@ def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estim
     seconds = (time.monotonic() - start) / len(some)
     weights = 4 * sum(parameter.numel() for parameter in network.backbone.parameters())
     pixels = 3 * size * size
-    return Estimate(seconds * len(files), 3 * weights + pixels * len(files) + 64 * pixels * TIMED_IMAGES)
+    features = 3 * 4 * width * len(files)  # a copy of the training images, and one in float64 for a part of them
+    return Estimate(seconds * len(files), 3 * weights + features + 2 * BATCH * pixels + 64 * pixels * TIMED_IMAGES)
 
 
 def estimate(learner: Learner, size: int, images: int, classes: int, rotations: RotationScheme) -> Estimate:

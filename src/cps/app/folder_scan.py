@@ -87,9 +87,12 @@ class FolderScan:
         files, digests = (tuple(compress(values, is_kept)) for values in (self.files, self.digests))
         return replace(self, files=files, digests=digests)
 
-    def warnings(self) -> list[str]:
-        """Return warnings about skipped folders and files, small classes, and images that are in two classes."""
-        small = {name: count for name, count in self.counts.items() if count < FEW_IMAGES}
+    def warnings(self, *, known: Container[str] = ()) -> list[str]:
+        """Return warnings about skipped folders and files, small classes, and images that are in two classes.
+
+        Classes whose folders are `known` have more images than those of this folder.
+        """
+        small = {name: count for name, count in self.counts.items() if count < FEW_IMAGES and name not in known}
         found = [
             f"class '{name}' has only {count} image(s); at least {FEW_IMAGES} are recommended"
             for name, count in small.items()

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cps.app.task_metadata import OUTPUTS, OUTPUTS_CONTEXT, OUTPUTS_DIGEST
+from cps.app.class_accuracy import read_confusion
+from cps.app.task_metadata import OUTPUTS, OUTPUTS_CONTEXT, OUTPUTS_DIGEST, without_digests
 from cps.learner import Learner
 from cps.loading import Load, load
 from cps.network.architectures import Architecture
@@ -39,20 +40,27 @@ def describe(path: str | Path) -> dict[str, Any]:
             "classes": list(subnetwork.classes),
             "density": density(subnetwork.masks, content.weights),
             "fingerprint": subnetwork.digest,
-            "notes": subnetwork.notes,
+            "frozen": subnetwork.is_frozen,
+            "notes": without_digests(subnetwork.notes),
         }
         for index, subnetwork in enumerate(content.subnetworks)
     ]
+    confusion = read_confusion((subnetwork.classes, subnetwork.notes) for subnetwork in content.subnetworks)
     return {
         "file": Path(path).name,
         "bytes": Path(path).stat().st_size,
         "backbone": backbone.name if isinstance(backbone, Architecture) else None,
+        "pretrained": backbone.weights if isinstance(backbone, Architecture) else "",
         "input_shape": header["input_shape"],
         "weights": sum(weight.numel() for weight in content.weights.values()),
         "free": 1 - density(content.taken, content.weights),
         "fullest": [[name, share] for share, name in _fullest(content)],
         "settings": {name: str(value) for name, value in header["settings"].items()},
         "tasks": tasks,
+        "accuracy": [
+            {"class": name, "right": right, "held_out": held_out} for name, right, held_out in confusion.classes
+        ],
+        "confused": [{"classes": [one, other], "images": images} for one, other, images in confusion.pairs],
     }
 
 

@@ -31,8 +31,9 @@ BATCH = 256  # images predicted together, unless a group is larger
 class FilePrediction:
     """The prediction for an image file: class, task (from 0), the task's share and the class's confidence.
 
-    `label` is None for an unknown image; `task` is then the most similar one. If the file cannot be read, `error` says
-    why and the other fields are None.
+    `label` is None for an unknown image; `task` is then the most similar one. `version` counts the tasks, up to this
+    one, that have learned the class: 1 unless it was trained again. If the file cannot be read, `error` says why and
+    the other fields are None.
     """
 
     path: Path
@@ -41,6 +42,7 @@ class FilePrediction:
     share: float | None = None
     confidence: float | None = None
     error: str = ""
+    version: int | None = None
 
 
 class Predictor:
@@ -178,8 +180,13 @@ def _predict_images(
 ) -> dict[Path, FilePrediction]:
     found = predictor.predict(learner, torch.from_numpy(np.stack([image for _, image in images])), group_size)
     names = [None if name is None else str(name) for name in found.classes]
-    rows = zip(names, found.tasks.tolist(), found.share.tolist(), found.confidence.tolist(), strict=True)
-    return {path: FilePrediction(path, *row) for (path, _), row in zip(images, rows, strict=True)}
+    tasks = found.tasks.tolist()
+    rows = zip(names, tasks, found.share.tolist(), found.confidence.tolist(), strict=True)
+    versions = [learner.network.version(task, name) for task, name in zip(tasks, found.classes, strict=True)]
+    return {
+        path: FilePrediction(path, *row, version=version)
+        for (path, _), row, version in zip(images, rows, versions, strict=True)
+    }
 
 
 def _result(future: Future) -> np.ndarray | ImageError:

@@ -5,15 +5,14 @@ when a task is learned, the largest logit that is typical for each class is meas
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from cps.app.task_metadata import read_typical_outputs
 from cps.learner import Learner
-from cps.network.outputs import Evidence
+from cps.network.outputs import Evidence, Outputs
 from cps.selection.predict import best_class
 
 MIN_SHARE = 0.8  # share of a new class's images that must be assigned to the same learned class ...
@@ -22,9 +21,9 @@ MIN_IMAGES = 4  # of a class, below which it is not compared
 MAX_IMAGES = 32  # of a class that are compared
 
 
-def typical_outputs(learner: Learner, task: int, images: Tensor, labels: Sequence[Any]) -> dict[str, float]:
+def typical_outputs(outputs: Outputs, labels: Sequence[Any]) -> dict[str, float]:
     """Return the lower quartile of the largest logit for each class of a task that has enough of these images."""
-    largest = learner.evidence(images)[task].logits.amax(dim=1).cpu()
+    largest = outputs.logits.amax(dim=1).cpu()
     typical = {}
     for name in dict.fromkeys(labels):
         own = largest[torch.tensor([label == name for label in labels])]
@@ -33,16 +32,20 @@ def typical_outputs(learner: Learner, task: int, images: Tensor, labels: Sequenc
     return typical
 
 
-def find_similar_images(learner: Learner, images: Tensor, labels: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    """Yield each new class whose images a learned task takes for one of its classes: (new class, class, task)."""
+def find_similar_images(
+    learner: Learner, evidence_of: Callable[[list[int]], Evidence], labels: Sequence[str]
+) -> Iterator[tuple[str, str, int]]:
+    """Yield each new class whose images a learned task takes for one of its classes: (new class, class, task).
+
+    `evidence_of` returns the evidence of the images with some indices.
+    """
     typical = {task: read_typical_outputs(each.notes) for task, each in enumerate(learner.network.subnetworks)}
     if not any(typical.values()):
         return
     for name, count in Counter(labels).items():
         if count < MIN_IMAGES:
             continue
-        own = images[torch.tensor([label == name for label in labels])][:MAX_IMAGES]
-        evidence = learner.evidence(own)
+        evidence = evidence_of([index for index, label in enumerate(labels) if label == name][:MAX_IMAGES])
         evidence.compute(range(len(typical)))  # one pass over all tasks is faster than one for each
         for task, levels in typical.items():
             similar = _similar_class(learner, evidence, task, levels)

@@ -3,7 +3,8 @@
 Notes can also come from other programs, so the readers check their form.
 """
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cps.runtime.text import format_count
@@ -22,9 +23,57 @@ WITH_TASK_SELECTED = "task found"
 TYPICAL_OUTPUTS = "usual output"
 SECONDS = "seconds"
 CPS_VERSION = "cps"
+CONFUSION = "confusion"
+ADDITIONS = "additions"
+IMAGE_DIGESTS = "image digests"
 OUTPUTS = "answers"
 OUTPUTS_DIGEST = "digest"
 OUTPUTS_CONTEXT = "on"
+
+
+BY_CLASS = (CLASS_COUNTS, TYPICAL_OUTPUTS, CONFUSION, IMAGE_DIGESTS)  # notes with values by the name of the class
+DIGEST_BYTES = 6  # of the digest of an image's file that are kept; two of a million files agree with probability 0.002
+
+
+def encode_digests(digests: Iterable[str]) -> str:
+    """Return the digests of image files (in hexadecimal) as text for a note: the first bytes of each."""
+    return base64.b64encode(b"".join(bytes.fromhex(each)[:DIGEST_BYTES] for each in digests)).decode()
+
+
+def read_digests(notes: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the beginnings of the digests of the images of each class, if noted."""
+    noted = notes.get(IMAGE_DIGESTS)
+    found: dict[str, set[str]] = {}
+    for name, text in noted.items() if isinstance(noted, dict) else ():
+        try:
+            values = base64.b64decode(text, validate=True).hex()
+        except (TypeError, ValueError):
+            continue
+        size = 2 * DIGEST_BYTES
+        found[name] = {values[start : start + size] for start in range(0, len(values), size)}
+    return found
+
+
+def without_digests(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the notes without the digests of images, which are of no use to readers."""
+    return {key: value for key, value in notes.items() if key != IMAGE_DIGESTS}
+
+
+def renamed_class(notes: Mapping[str, Any], old: str, new: str | None) -> dict[str, Any]:
+    """Return the notes with another name for a class, or without it if the new name is None."""
+
+    def rename(value: Any, key: str) -> Any:
+        if key == ADDITIONS and isinstance(value, list):
+            return [{k: rename(v, k) for k, v in each.items()} if isinstance(each, dict) else each for each in value]
+        if key not in BY_CLASS or not isinstance(value, dict):
+            return value
+        values = {name: rename(each, key) for name, each in value.items() if name != old or new is not None}
+        return {new if name == old and new is not None else name: each for name, each in values.items()}
+
+    changed = {key: rename(value, key) for key, value in notes.items()}
+    if new is None and old in (notes.get(CLASS_COUNTS) or {}):
+        changed |= {NUM_IMAGES: sum(changed[CLASS_COUNTS].values()), SCAN_DIGEST: None}
+    return changed
 
 
 def read_accuracy(notes: Mapping[str, Any]) -> tuple[float, float] | None:
@@ -61,5 +110,9 @@ def history_text(notes: Mapping[str, Any]) -> str:
     """Return when, from what and how long a task was learned, as text."""
     if DATE not in notes:
         return "learned without notes"
+    added = notes.get(ADDITIONS)
+    added = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
     counts = f"{notes.get(NUM_IMAGES)} images, {notes.get(NUM_HELD_OUT)} of them held out"
-    return f"learned on {notes[DATE]} from '{notes.get(FOLDER)}', {counts}, in {notes.get(SECONDS)} s"
+    text = f"learned on {notes[DATE]} from '{notes.get(FOLDER)}', {counts}, in {notes.get(SECONDS)} s"
+    more = [f"{each.get(NUM_IMAGES)} from '{each.get(FOLDER)}' on {each.get(DATE)}" for each in added]
+    return f"{text}; of these images were added later: {', '.join(more)}" if more else text

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cps.storage.reload import ReloadedFile
 
 SOME_UNREADABLE = 3  # exit code
-COLUMNS: tuple[str, ...] = ("path", "class", "task", "share", "confidence", "unknown", "error")
+COLUMNS: tuple[str, ...] = ("path", "class", "version", "task", "share", "confidence", "unknown", "error")
 
 
 def predict(
@@ -190,7 +190,15 @@ def _make_row(prediction: "FilePrediction") -> dict[str, str | int | float | Non
     task = None if prediction.task is None else prediction.task + 1
     shares = [None if value is None else round(value, 4) for value in (prediction.share, prediction.confidence)]
     is_unknown = _is_unknown(prediction)
-    values = (str(prediction.path), prediction.label, task, *shares, is_unknown, prediction.error or None)
+    values = (
+        str(prediction.path),
+        prediction.label,
+        prediction.version,
+        task,
+        *shares,
+        is_unknown,
+        prediction.error or None,
+    )
     return dict(zip(COLUMNS, values, strict=True))
 
 
@@ -224,7 +232,13 @@ def _line(prediction: "FilePrediction") -> str:
     if _is_unknown(prediction):
         return f"{prediction.path}: unknown (most similar: task {prediction.task + 1})"
     shares = f"share {prediction.share:.2f}, confidence {prediction.confidence:.2f}"
-    return f"{prediction.path}: {prediction.label} (task {prediction.task + 1}, {shares})"
+    return f"{prediction.path}: {_named(prediction)} (task {prediction.task + 1}, {shares})"
+
+
+def _named(prediction: "FilePrediction") -> str:
+    """Return the class as text, with its version unless that is the first."""
+    is_first = prediction.version in (None, 1)
+    return str(prediction.label) if is_first else f"{prediction.label}, version {prediction.version}"
 
 
 def _with_progress(predictions: "Iterator[FilePrediction]", total: int) -> "Iterator[FilePrediction]":
@@ -242,7 +256,7 @@ def _print_table(predictions: "list[FilePrediction]") -> None:
             table.add_row(sanitize(prediction.path), f"[red]{sanitize(prediction.error)}[/red]", "", "", "")
         else:
             task = "" if prediction.task is None else str(prediction.task + 1)
-            name = "[yellow](unknown)[/yellow]" if _is_unknown(prediction) else sanitize(prediction.label)
+            name = "[yellow](unknown)[/yellow]" if _is_unknown(prediction) else sanitize(_named(prediction))
             shares = f"{prediction.share:.2f}", f"{prediction.confidence:.2f}"
             table.add_row(sanitize(prediction.path), name, task, *shares)
     console.print(table)

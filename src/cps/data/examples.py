@@ -180,6 +180,17 @@ class ImageBatches:
             yield images.flip(-1) if self.flipped else images
 
 
+def known_features(examples: Examples, space: object) -> Tensor | None:
+    """Return the features of all examples in a space if their data set knows them, else None.
+
+    A data set knows them if it has a method `known_features(space)`, which returns them or None.
+    """
+    while isinstance(examples, CountedExamples):
+        examples = examples.examples
+    read = getattr(examples.dataset, "known_features", None) if isinstance(examples, DatasetExamples) else None
+    return None if read is None else read(space)
+
+
 def read_labels(examples: Examples) -> Tensor:
     """Return all labels; read every image if the labels are not known otherwise."""
     known = examples.labels()

@@ -144,11 +144,7 @@ class ImageFolder(Dataset):
                     readable.append(path)
                 if self.on_progress is not None:
                     self.on_progress(done, len(files))
-        if not readable:
-            raise ImageError(f"none of the {len(files)} images in '{self.folder}' can be read; the first: {skipped[0]}")
-        if skipped and not self.skip_damaged:
-            more = f"\n... and {len(skipped) - MAX_ERRORS} more" if len(skipped) > MAX_ERRORS else ""
-            raise ImageError("\n".join(skipped[:MAX_ERRORS]) + more)
+        check_damage(self.folder, len(files), skipped, is_skipped=self.skip_damaged)
         paths = [str(path.relative_to(self.folder)) for path in readable]
         return FolderImages(images[: len(readable)], [path.parent.name for path in readable], paths, skipped)
 
@@ -162,6 +158,15 @@ class ImageFolder(Dataset):
             lines = list(pool.map(digest, files))
         settings = f"reader {DECODER_VERSION}, size {self.size}, margin {self.margin}"
         return hashlib.sha256("\n".join([settings, *lines]).encode()).hexdigest()
+
+
+def check_damage(folder: Path, files: int, damaged: Sequence[str], *, is_skipped: bool) -> None:
+    """Raise `ImageError` if all images of a folder are damaged, or if some are and these are not skipped."""
+    if len(damaged) == files:
+        raise ImageError(f"none of the {files} images in '{folder}' can be read; the first: {damaged[0]}")
+    if damaged and not is_skipped:
+        more = f"\n... and {len(damaged) - MAX_ERRORS} more" if len(damaged) > MAX_ERRORS else ""
+        raise ImageError("\n".join(damaged[:MAX_ERRORS]) + more)
 
 
 def _read_cached(path: Path) -> FolderImages:

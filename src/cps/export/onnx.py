@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from cps.runtime.devices import exact_photos
 from cps.runtime.text import first_line
 from cps.storage.atomic import atomic_write
 
@@ -68,7 +69,7 @@ def _compare_with_torch(path: Path, module: nn.Module, images: Tensor) -> float 
     largest = 0.0
     for batch in (images, images[:1]):
         found = [torch.from_numpy(value) for value in session.run(None, {"images": batch.numpy()})]
-        with torch.no_grad():
+        with torch.no_grad(), exact_photos():
             expected = module(batch)
         for theirs, ours in zip(found, [expected] if isinstance(expected, Tensor) else expected, strict=True):
             difference = float((theirs.double() - ours.double()).abs().max())

@@ -22,11 +22,18 @@ SAMPLE = 16  # images of a data set from which the value range is estimated
 
 
 def prepare_task(
-    task: Task, network: SharedNetwork, rotations: RotationScheme, workers: int, *, min_outputs: int = 2
+    task: Task,
+    network: SharedNetwork,
+    rotations: RotationScheme,
+    workers: int,
+    *,
+    min_outputs: int = 2,
+    new_versions: bool = False,
 ) -> tuple[Examples, Examples | None, int]:
     """Return a task's training examples, its held-out examples or None, and the number of features of the backbone.
 
-    Raise an error for a task that the network could not learn; its head must have `min_outputs` outputs.
+    Raise an error for a task that the network could not learn; its head must have `min_outputs` outputs. Known classes
+    are an error, too, unless `new_versions`.
     """
     if not isinstance(task, Task):
         hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
@@ -36,9 +43,36 @@ def prepare_task(
             "the task has one class, and a head needs at least two outputs; learn it together with another class, or "
             "in four rotations (rotations=cps.Rotations())"
         )
+    if not new_versions:
+        _check_new(task.classes, network)
     examples = _training_examples(task, network, workers=workers)
     features = _run_first_images(examples, network, rotations)
     return examples, _held_out_examples(task, network, workers=workers), features
+
+
+def prepare_known(task: Task, network: SharedNetwork, workers: int) -> Examples:
+    """Return the examples of a task of known classes; raise an error if a class is new or the images do not fit."""
+    if not isinstance(task, Task):
+        raise TypeError(f"task must be a cps.Task, got {type(task).__name__}")
+    if not network.subnetworks:
+        raise RuntimeError("nothing has been learned yet; call learn(task) first")
+    unknown = [name for name in task.classes if not network.tasks_of(name)]
+    if unknown:
+        raise ValueError(f"class {unknown[0]!r} was not learned yet; only images of known classes can be added")
+    examples = _training_examples(task, network, workers=workers)
+    check_images(_sample(examples), network)
+    return examples
+
+
+def _check_new(classes: Sequence[ClassName], network: SharedNetwork) -> None:
+    """Raise `ValueError` for a class that was learned before."""
+    for name in classes:
+        known = network.tasks_of(name)
+        if known:
+            raise ValueError(
+                f"class {name!r} was already learned, in task {known[0]}; add its images to the sums with add(task), "
+                "or learn a new version of it with learn(task, new_versions=True)"
+            )
 
 
 def _training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) -> Examples:
@@ -48,10 +82,6 @@ def _training_examples(task: Task, network: SharedNetwork, *, workers: int = 0) 
         raise ValueError(f"the task names a class twice: {list(classes)}")
     if not classes:
         raise ValueError("the task names no class")
-    for index, subnetwork in enumerate(network.subnetworks):
-        known = set(classes) & set(subnetwork.classes)
-        if known:
-            raise ValueError(f"class {min(known, key=str)!r} was already learned, in task {index}")
     examples = as_examples(task.train, partial(local_labels, classes), workers=workers)
     labels = examples.labels()
     if labels is not None:

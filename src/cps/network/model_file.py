@@ -297,9 +297,8 @@ def _check_header(path: str | Path, header: dict[str, Any]) -> None:
     )
     if not is_valid:
         raise FileError(f"'{path}' has a damaged header")
-    names = [name for group in header["classes"] for name in group]
-    if len(set(names)) != len(names) or not all(header["classes"]):
-        raise FileError(f"'{path}' has a damaged header: a class appears twice, or a task has no class")
+    if any(len(set(names)) != len(names) or not names for names in header["classes"]):
+        raise FileError(f"'{path}' has a damaged header: a task has a class twice, or no class")
 
 
 def _is_range(values: list[float]) -> bool:

@@ -131,6 +131,15 @@ class Evidence(Sequence[Outputs]):
             self._derived[key] = compute()
         return self._derived[key]
 
+    def of_images(self, images: Tensor) -> "Evidence":
+        """Return the evidence of some of the images, given as indices in order."""
+
+        def features(space: Space | None) -> Tensor:
+            known = self.features(space)
+            return known[images.to(known.device)]
+
+        return Evidence(lambda tasks: [self.some(task, images) for task in tasks], self._tasks, features)
+
     def first(self, tasks: int) -> "Evidence":
         """Return the evidence of the first `tasks` subnetworks, as it was when only they were learned."""
         return Evidence(self.compute, tasks, None if self._features is None else self.features)

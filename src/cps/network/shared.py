@@ -349,6 +349,45 @@ class SharedNetwork:
         self.subnetworks[task] = dataclasses.replace(subnetwork, notes={**subnetwork.notes, **notes})
         return self.subnetworks[task]
 
+    def set_statistics(self, task: int, statistics: dict[str, Statistics]) -> None:
+        """Replace the statistics of a task."""
+        self.subnetworks[task] = dataclasses.replace(self.subnetworks[task], statistics=statistics)
+
+    def rename_class(self, task: int, old: ClassName, new: ClassName) -> None:
+        """Give a class of a task another name. The digest of the subnetwork, which names its classes, changes."""
+        classes = self.subnetworks[task].classes
+        self._reseal(task, classes=tuple(new if name == old else name for name in classes))
+
+    def cut_class(self, task: int, index: int, statistics: dict[str, Statistics]) -> None:
+        """Remove a class of a task and its outputs; `statistics` replaces those of the task."""
+        subnetwork = self.subnetworks[task]
+        rotations = subnetwork.num_rotations
+        stay = torch.arange(len(subnetwork.head["bias"]), device=self.device) // rotations != index
+        heads = {"head": subnetwork.head, "pretrained_head": subnetwork.pretrained_head}
+        self._reseal(
+            task,
+            classes=(*subnetwork.classes[:index], *subnetwork.classes[index + 1 :]),
+            statistics=statistics,
+            **{each: {name: value[stay].contiguous() for name, value in head.items()} for each, head in heads.items()},
+        )
+
+    def _reseal(self, task: int, **changes: Any) -> None:
+        """Replace parts of a sealed subnetwork other than its features, and give it a new digest."""
+        subnetwork = self.subnetworks[task]
+        if self._digest(subnetwork) != subnetwork.digest:
+            raise RuntimeError(f"task {task} has changed since it was sealed")
+        changed = dataclasses.replace(subnetwork, **changes)
+        self.subnetworks[task] = dataclasses.replace(changed, digest=self._digest(changed))
+        self.clear_compact()
+
+    def tasks_of(self, name: ClassName) -> list[int]:
+        """Return the tasks that have learned a class: more than one if it has several versions."""
+        return [task for task, subnetwork in enumerate(self.subnetworks) if name in subnetwork.classes]
+
+    def version(self, task: int, name: ClassName | None) -> int | None:
+        """Return how many tasks up to this one have learned a class: its version, from 1; None for no class."""
+        return None if name is None else sum(name in each.classes for each in self.subnetworks[: task + 1])
+
     @torch.no_grad()
     def remove(self, task: int, fresh: Mapping[str, Tensor], statistics: Sequence[dict[str, Statistics]]) -> None:
         """Remove a subnetwork; every weight that is then free gets its value from `fresh`.

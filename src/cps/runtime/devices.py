@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from cps.runtime.process_state import DETERMINISTIC_CUDNN, FULL_PRECISION
+from cps.runtime.process_state import DETERMINISTIC_CUDNN, EXACT, FULL_PRECISION
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -131,9 +131,19 @@ def has_fast_bfloat16() -> bool:
 def fast_photos(device: torch.device, shape: Sequence[int]) -> AbstractContextManager[Any]:
     """Return a context in which a CPU that is fast in bfloat16 computes in it, if images of this shape are photos."""
     is_photo = len(shape) == 3 and min(shape[1:]) >= PHOTO_SIDE
-    if device.type != "cpu" or not is_photo or torch.compiler.is_compiling() or not has_fast_bfloat16():
+    if device.type != "cpu" or not is_photo or torch.compiler.is_compiling() or not has_fast_bfloat16() or EXACT.get():
         return nullcontext()
     return torch.autocast("cpu", torch.bfloat16)
+
+
+@contextmanager
+def exact_photos() -> Iterator[None]:
+    """Compute photos in full precision on every CPU, as an exported graph does."""
+    token = EXACT.set(True)
+    try:
+        yield
+    finally:
+        EXACT.reset(token)
 
 
 def cuda_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
 
@@ -26,6 +27,8 @@ TRACE_LOCK = threading.Lock()  # torch.fx patches nn.Module for the whole proces
 PRECOMPUTED: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
 PRECOMPUTED_LOCK = threading.Lock()  # held while an entry of it is added or removed
 SELECTOR_GRAPHS: MutableMapping[Tensor, dict[Any, Any]] = WeakTensorKeyDictionary()
+
+EXACT = ContextVar("exact", default=False)  # True while photos are to be computed in full precision on every CPU
 
 # Triton kernels to compile instead of launching them: one dictionary for each open `compile_in_parallel`.
 PENDING_KERNELS: list[dict[Any, Callable[[], object]]] = []

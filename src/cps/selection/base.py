@@ -138,11 +138,32 @@ class OpenSetSelector(Protocol):
         ...
 
 
+@runtime_checkable
+class GrowingSelector(Protocol):
+    """A selector that keeps sums over images, to which images of known classes can be added."""
+
+    def add_images(self, statistics: Sequence[Statistics], task: int, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Return the statistics of a task with more images of its classes, as if they had been there from the start.
+
+        `evidence` is about these images and `labels` are their classes; `statistics` are those of all tasks.
+        """
+        ...
+
+
 class Precomputer(Protocol):
     """Computes from the statistics of all tasks what does not change until another task is learned."""
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return tensors by name for each task."""
+        ...
+
+
+@runtime_checkable
+class ShrinkingSelector(Protocol):
+    """A selector that can take a class out of its statistics of a task."""
+
+    def without_class(self, statistics: Statistics, index: int) -> Statistics:
+        """Return the statistics of a task without its class of that index; later classes move down by one."""
         ...
 
 

@@ -189,6 +189,11 @@ class Cascade(NumericSettings):
                 left.append({**kept, "means": kept["means"][:, stay], "covariance": pack(covariance)})
         return left
 
+    def without_class(self, statistics: Statistics, index: int) -> Statistics:
+        """Return the statistics of a task without the mean of one of its classes."""
+        stay = torch.arange(len(statistics["means"]), device=statistics["means"].device) != index
+        return {**statistics, "means": statistics["means"][stay]}
+
 
 def principal_components(features: Tensor, size: int) -> Tensor:
     """Return at most `size` directions of largest variance, shape (features, size)."""

@@ -126,6 +126,18 @@ class Fusion(NumericSettings):
         parts = zip(shared, cascade, own, strict=True)
         return [_join({"shared ": a, "cascade ": b, "": rest}) for a, b, rest in parts]
 
+    def add_images(self, statistics: Sequence[Statistics], task: int, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Return the statistics of a task with more images of its classes in the sums of the shared space."""
+        shared, cascade = _split(statistics)
+        grown = self.shared.add_images(shared, task, evidence, labels)
+        return _join({"shared ": grown, "cascade ": cascade[task], "": _without_parts(statistics[task])})
+
+    def without_class(self, statistics: Statistics, index: int) -> Statistics:
+        """Return the statistics of a task without one of its classes."""
+        (shared,), (cascade,) = _split([statistics])
+        parts = {"shared ": self.shared.without_class(shared, index), "": _without_parts(statistics)}
+        return _join(parts | ({"cascade ": self.cascade.without_class(cascade, index)} if cascade else {}))
+
     def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
         """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
         if not any(self.weights(statistics)):

@@ -20,6 +20,7 @@ from cps.closed_form.calibration import (
     spread_indices,
 )
 from cps.closed_form.classifiers import LDA, TINY, LinearScores, nearest_mean_scores
+from cps.closed_form.factors import ClassFactors
 from cps.closed_form.relative_distance import RelativeDistance, leave_one_out_distances
 from cps.closed_form.spaces import Flipped, Space
 from cps.closed_form.sums import Moments, Sums, pack, unpack
@@ -32,6 +33,10 @@ from cps.storage.settings_codec import NumericSettings, setting, stable_str
 
 DISTANCE_CLASSES = 1000  # of all tasks; with more, relative distances would take longer than all else
 DISTANCE_SHRINKAGE = 0.1  # with less, distances of the first tasks' images without themselves can be far too large
+SCATTER_KEYS = {"scatter", "factors", "factor classes"}
+MOST_ROWS = 2  # times the number of features: with more, the scatters of the classes are summed to one ...
+ALWAYS_BY_CLASS = 2**18  # ... if they have more numbers than this
+MOST_DIMS = 4096  # features, above which a small file could ask for much memory by the scatter of a few images
 CALIBRATION_TASKS = 20  # tasks with leave-one-out scores; with more, learning would get slower with every task
 
 
@@ -44,9 +49,10 @@ class SharedSpace(NumericSettings):
     the shrinkage of the covariance; with None, leave-one-out scores of the training images choose one of `SHRINKAGES`.
     These scores also calibrate the probabilities.
 
-    Every task keeps the counts and means of its classes, and the first `covariances` tasks a sum for the covariance,
+    Every task keeps the counts and means of its classes, and the first `covariances` tasks sums for the covariance,
     which all classes share. More of them take more memory and help if the images change from task to task. With
-    `flips`, the mirror images of the training images are learned, too.
+    `flips`, the mirror images of the training images are learned, too. Since all are sums, images of known classes can
+    be added to them later, and a class can be taken out of them.
     """
 
     space: Space | None = None
@@ -80,28 +86,70 @@ class SharedSpace(NumericSettings):
     def observe(
         self, subnetwork: Subnetwork, evidence: Evidence, labels: Tensor, earlier: Sequence[Statistics]
     ) -> Statistics:
-        """Keep counts and means of the classes, perhaps a sum for the covariance, and log losses by temperature."""
-        features = evidence.features(self.space)
-        parts = [(features, labels)]
-        if self.flips:
-            parts.append((evidence.features(Flipped(self.space)), labels))
+        """Keep counts and means of the classes, perhaps sums for the covariance, and log losses by temperature."""
+        parts = self._parts(evidence, labels)
         own = Sums.of(parts, len(subnetwork.classes))
         kept = {"means": own.means, "counts": own.counts, "space": torch.tensor([float(self._key)])}
-        keeps_scatter = sum("scatter" in each for each in earlier) < self.covariances
-        if keeps_scatter:
-            kept["scatter"] = pack(own.scatter)
+        if sum(map(_has_scatter, earlier)) < self.covariances:
+            kept |= _encode_scatter(own, ClassFactors.of(parts, own.means) if _fits_by_class(own) else None)
         if len(earlier) >= CALIBRATION_TASKS:
             return kept
-        moments = _moments([*earlier, kept])
+        losses = self._log_losses([*earlier, kept], len(earlier), evidence.features(self.space), labels)
+        return {**kept, "log losses": losses}
+
+    def add_images(self, statistics: Sequence[Statistics], task: int, evidence: Evidence, labels: Tensor) -> Statistics:
+        """Return the statistics of a task with more images of its classes, as if they had all been there at once.
+
+        Their log losses are those with the sums as they are then.
+        """
+        kept, parts = statistics[task], self._parts(evidence, labels)
+        added = Sums.of(parts, len(kept["counts"]))
+        scatter = _scatter(kept) if _has_scatter(kept) else torch.zeros_like(added.scatter)
+        before = Sums(*(as_float64(each).to(added.means.device) for each in (kept["counts"], kept["means"], scatter)))
+        total = before + added
+        grown = {**kept, "means": total.means, "counts": total.counts}
+        if _has_scatter(kept):
+            factors = _class_factors(kept) if _fits_by_class(total) else None
+            factors = factors and factors.grown(ClassFactors.of(parts, added.means), before, added)
+            grown = {key: value for key, value in grown.items() if key not in SCATTER_KEYS}
+            grown |= _encode_scatter(total, factors)
+        if "log losses" in kept:
+            of_all = [*statistics[:task], grown, *statistics[task + 1 :]]
+            losses = self._log_losses(of_all, task, evidence.features(self.space), labels)
+            grown["log losses"] = kept["log losses"] + losses.to(kept["log losses"])
+        return grown
+
+    def without_class(self, statistics: Statistics, index: int) -> Statistics:
+        """Return the statistics of a task without one of its classes, as if it had never been there.
+
+        A sum over the scatter of all classes of the task cannot be divided again, so it is left out.
+        """
+        stay = torch.arange(len(statistics["counts"]), device=statistics["counts"].device) != index
+        left = {key: value for key, value in statistics.items() if key not in SCATTER_KEYS}
+        left |= {"counts": statistics["counts"][stay], "means": statistics["means"][stay]}
+        factors = _class_factors(statistics)
+        if factors is None:
+            return left
+        return left | _encode_factors(factors.without_class(index))
+
+    def _parts(self, evidence: Evidence, labels: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Return features and labels of the images, and of their mirror images if these are learned, too."""
+        spaces = [self.space, *([Flipped(self.space)] if self.flips else [])]
+        return [(evidence.features(space), labels) for space in spaces]
+
+    def _log_losses(self, statistics: Sequence[Statistics], task: int, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the log losses of some images of a task, without themselves, by classifier and temperature."""
+        moments = _moments(statistics)
         some = spread_indices(len(labels)).to(labels.device)
-        classes = sum(len(each["counts"]) for each in earlier) + labels[some].to(moments.means.device)
+        classes = sum(len(each["counts"]) for each in statistics[:task]) + labels[some].to(moments.means.device)
+        is_in = _has_scatter(statistics[task])
         losses = [
             log_loss_by_temperature(
-                leave_one_out_scores(features[some], classes, moments, classifier, in_covariance=keeps_scatter), classes
+                leave_one_out_scores(features[some], classes, moments, classifier, in_covariance=is_in), classes
             )
             for classifier in self._candidates
         ]
-        return {**kept, "log losses": torch.stack(losses)}
+        return torch.stack(losses)
 
     def without_task(self, statistics: Sequence[Statistics], task: int) -> list[Statistics]:
         """Return the statistics of the other tasks. Only the log losses of later ones were influenced by `task`."""
@@ -166,7 +214,7 @@ class SharedSpace(NumericSettings):
         first = sum(len(kept["counts"]) for kept in statistics[:-1])
         classes = first + labels[images].to(moments.means.device)
         features = evidence.features(self.space)[images]
-        in_covariance = "scatter" in statistics[-1]
+        in_covariance = _has_scatter(statistics[-1])
         return leave_one_out_distances(features, classes, moments, classifier, in_covariance=in_covariance)
 
     def distance_classifier(self, statistics: Sequence[Statistics]) -> LDA:
@@ -217,21 +265,61 @@ def _has_distances(statistics: Sequence[Statistics]) -> bool:
 
 def _fit(classifier: LDA, statistics: Sequence[Statistics]) -> LinearScores:
     """Return the scores of the classes of all tasks; those of nearest means if all covariances were forgotten."""
-    if any("scatter" in kept for kept in statistics):
+    if any(map(_has_scatter, statistics)):
         return classifier.fit(_moments(statistics))
     counts, means = _counts_and_means(statistics)
     return nearest_mean_scores(counts, means, variance=max(float(means.var(dim=0, correction=0).mean()), TINY))
 
 
+def _has_scatter(kept: Statistics) -> bool:
+    return not SCATTER_KEYS.isdisjoint(kept)
+
+
+def _fits_by_class(sums: Sums) -> bool:
+    """Return True if the scatter of each class takes not much more memory than that of all together."""
+    dims = sums.dims
+    rows = int(sums.counts.clamp(max=dims).sum())
+    return dims <= MOST_DIMS and rows * dims <= max(MOST_ROWS * dims**2, ALWAYS_BY_CLASS)
+
+
+def _encode_scatter(sums: Sums, factors: ClassFactors | None) -> Statistics:
+    """Return the scatter of a task as statistics: by class if it is known so."""
+    return {"scatter": pack(sums.scatter)} if factors is None else _encode_factors(factors)
+
+
+def _encode_factors(factors: ClassFactors) -> Statistics:
+    return {"factors": factors.rows, "factor classes": factors.classes.float()}
+
+
+def _class_factors(kept: Statistics) -> ClassFactors | None:
+    """Return the scatter of a task by class, or None if only their sum is known."""
+    if "factors" not in kept:
+        return None
+    rows = as_float64(kept["factors"])
+    if (
+        rows.shape[1:] != kept["means"].shape[1:]
+        or rows.shape[1] > MOST_DIMS
+        or len(kept["factor classes"]) != len(rows)
+    ):
+        raise ValueError(f"factors {tuple(rows.shape)} do not fit class means {tuple(kept['means'].shape)}")
+    return ClassFactors(rows, kept["factor classes"].to(rows.device).long())
+
+
+def _scatter(kept: Statistics) -> Tensor:
+    """Return the scatter (d, d) of a task."""
+    factors = _class_factors(kept)
+    return unpack(as_float64(kept["scatter"]), kept["means"].shape[1]) if factors is None else factors.scatter
+
+
 def _moments(statistics: Sequence[Statistics]) -> Moments:
     """Return the moments of all tasks; the covariance is that of the tasks that have kept a sum for it."""
     counts, means = _counts_and_means(statistics)
-    with_scatter = [kept for kept in statistics if "scatter" in kept]
-    scatter = torch.zeros_like(as_float64(with_scatter[0]["scatter"]))
-    for kept in with_scatter:
-        scatter += as_float64(kept["scatter"])
+    with_scatter = [kept for kept in statistics if _has_scatter(kept)]
+    scatter = _scatter(with_scatter[0])
+    for kept in with_scatter[1:]:
+        scatter += _scatter(kept)
     images = max(sum(float(kept["counts"].sum()) for kept in with_scatter), 1.0)
-    return Moments(counts, means, unpack(scatter, means.shape[1]) / images, images)
+    return Moments(counts, means, scatter / images, images)
 
 
 def _counts_and_means(statistics: Sequence[Statistics]) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,9 @@ class ImageReply(BaseModel):
     class_: str | int | None = Field(
         default=None, serialization_alias="class", description="Predicted class; null for an unknown image."
     )
+    version: int | None = Field(
+        default=None, description="How many tasks, up to this one, have learned the class: 1 unless trained again."
+    )
     unknown: bool | None = Field(
         default=None, description="True if the image resembles no learned class; 'task' is then the closest task."
     )
@@ -66,6 +69,21 @@ class TaskInfo(BaseModel):
     notes: dict[str, Any] = Field(description="Notes stored when it was learned.")
 
 
+class ClassInfo(BaseModel):
+    """How many held-out images of a class were recognised when its folders were learned."""
+
+    class_: str = Field(serialization_alias="class", description="Name of the class.")
+    right: int = Field(description="Held-out images that were recognised.")
+    held_out: int = Field(description="All held-out images of the class.")
+
+
+class PairInfo(BaseModel):
+    """Two classes that were confused."""
+
+    classes: list[str] = Field(description="Names of the two classes.")
+    images: int = Field(description="Held-out images of either class that were taken for the other.")
+
+
 class LimitsInfo(BaseModel):
     """Limits of one request."""
 
@@ -84,6 +102,8 @@ class ModelReply(BaseModel):
     image_size: int = Field(description="Images are scaled and cropped to squares of this many pixels a side.")
     selector: str = Field(description="Name of the selector that scores the tasks.")
     limits: LimitsInfo
+    accuracy: list[ClassInfo] = Field(description="For each class, how many of its held-out images were recognised.")
+    confused: list[PairInfo] = Field(description="Pairs of classes that were confused, the most frequent first.")
 
 
 class HealthReply(BaseModel):

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cps.app.class_accuracy import Confusion, read_confusion
+from cps.app.task_metadata import without_digests
 from cps.data.examples import ClassName
 from cps.data.images import square_size
 from cps.learner import Learner
@@ -25,19 +27,21 @@ from cps.selection.groups import consecutive_groups
 from cps.selection.predict import Prediction, best_class, predict
 from cps.selection.rejection import FEW_HELD_OUT
 from cps.serve.middleware import Limits
-from cps.serve.schemas import ImageReply, LimitsInfo, ModelReply, TaskInfo, TaskReply
+from cps.serve.schemas import ClassInfo, ImageReply, LimitsInfo, ModelReply, PairInfo, TaskInfo, TaskReply
 from cps.storage.reload import ReloadedFile
 
+MOST_PAIRS = 100  # of confused classes in a reply
 MAX_IMAGE_SIZE = 1024  # pixels a side; a larger model would let small uploads take much memory
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A learner, the size of its images, the reply of GET /model as JSON, and when it was loaded."""
+    """A learner, the size of its images, the replies of GET /model and /confusion.svg, and when it was loaded."""
 
     learner: Learner
     image_size: int
     description: bytes
+    confusion: bytes
     loaded_at: datetime
 
 
@@ -91,8 +95,10 @@ def _prepare(learner: Learner, path: Path, limits: Limits) -> LoadedModel:
             f"got {shape}"
         )
     _predict(learner, torch.zeros(1, *shape, dtype=torch.uint8), [""])
-    description = _describe(path, learner, size, limits).model_dump_json(by_alias=True).encode()
-    return LoadedModel(learner, size, description, datetime.now(UTC))
+    confusion = read_confusion((each.classes, each.notes) for each in learner.network.subnetworks)
+    description = _describe(path, learner, size, limits, confusion).model_dump_json(by_alias=True).encode()
+    picture = confusion.picture().encode("utf-8", "replace")
+    return LoadedModel(learner, size, description, picture, datetime.now(UTC))
 
 
 def _predict(
@@ -114,6 +120,7 @@ def _predict(
         ImageReply(
             file=name,
             class_=None if class_name is None else _encodable(class_name),
+            version=network.version(int(prediction.tasks[index]), class_name),
             unknown=class_name is None,
             task=int(prediction.tasks[index]) + 1,
             share=_finite(float(prediction.share[index])),
@@ -146,7 +153,7 @@ def _task_replies(network: SharedNetwork, evidence: Evidence, prediction: Predic
     return replies
 
 
-def _describe(path: Path, learner: Learner, size: int, limits: Limits) -> ModelReply:
+def _describe(path: Path, learner: Learner, size: int, limits: Limits, confusion: Confusion) -> ModelReply:
     """Return the reply of GET /model."""
     network = learner.network
     tasks = []
@@ -159,7 +166,7 @@ def _describe(path: Path, learner: Learner, size: int, limits: Limits) -> ModelR
                 density=network.density(task),
                 fingerprint=fingerprint.tensors,
                 outputs=fingerprint.outputs,
-                notes=dict(subnetwork.notes),
+                notes=without_digests(subnetwork.notes),
             )
         )
     return ModelReply(
@@ -170,6 +177,14 @@ def _describe(path: Path, learner: Learner, size: int, limits: Limits) -> ModelR
         image_size=size,
         selector=learner.config.selectors[0].name,
         limits=LimitsInfo(images=limits.images, megabytes=limits.megabytes, megapixels=limits.megapixels),
+        accuracy=[
+            ClassInfo(class_=str(_encodable(name)), right=right, held_out=held_out)
+            for name, right, held_out in confusion.classes
+        ],
+        confused=[
+            PairInfo(classes=[str(_encodable(one)), str(_encodable(other))], images=images)
+            for one, other, images in confusion.pairs[:MOST_PAIRS]
+        ],
     )
 
 

@@ -148,6 +148,13 @@ def _add_model_and_health(app: FastAPI, served: ServedModel, guard: RequestGuard
         """Return the tasks, classes, capacity, image size and fingerprints of the model."""
         return Response(served.model.description, media_type="application/json")
 
+    @app.head("/confusion.svg", include_in_schema=False)
+    @app.get("/confusion.svg", include_in_schema=False)
+    async def confusion() -> Response:
+        """Return the confusion matrix of the held-out images as an SVG picture."""
+        policy = {"content-security-policy": "default-src 'none'; sandbox"}
+        return Response(served.model.confusion, media_type="image/svg+xml", headers=policy)
+
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> HealthReply:
@@ -201,7 +208,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         allowed = " or ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         known = {
-            404: "Not found: choose from /, /docs, /openapi.json, /predict, /model, /health.",
+            404: "Not found: choose from /, /docs, /openapi.json, /predict, /model, /confusion.svg, /health.",
             405: f"Method not allowed: use {allowed} {request.url.path}.",
         }
         return JSONResponse({"error": known.get(error.status_code, error.detail)}, error.status_code, error.headers)
