@@ -68,9 +68,9 @@ def test_fingerprints_never_change(make_learner):
 
 
 def test_negative_control_sealing_over_taken_weights_is_detected(make_learner, monkeypatch):
-    def wrong_seal(network: SharedNetwork, draft: Draft, collect):
+    def wrong_seal(network: SharedNetwork, *args, **settings):
         network.taken = {name: torch.zeros_like(mask) for name, mask in network.taken.items()}
-        return seal(network, draft, collect)
+        return seal(network, *args, **settings)
 
     seal = SharedNetwork.seal
     monkeypatch.setattr(SharedNetwork, "seal", wrong_seal)
@@ -157,8 +157,8 @@ def taken_only_grows(learner):
 
 
 def test_negative_control_a_seal_that_takes_only_the_last_masks_is_detected(make_learner, monkeypatch):
-    def wrong_seal(network, draft, collect):
-        subnetwork = seal(network, draft, collect)
+    def wrong_seal(network, draft, *args, **settings):
+        subnetwork = seal(network, draft, *args, **settings)
         network.taken = draft.masks
         return subnetwork
 

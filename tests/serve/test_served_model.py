@@ -2,8 +2,9 @@
 
 import httpx
 import pytest
+import torch
 from fuzz.malformed_files import reseal
-from served import LIMITS, decode, encodable, image_file, learn_task, post_images, serve, wait_for_health
+from served import LIMITS, SIZE, decode, encodable, image_file, learn_task, post_images, serve, wait_for_health
 
 import cps
 from cps.serve import server
@@ -12,9 +13,12 @@ from samples import make_task
 
 
 def test_an_unknown_image_has_no_class_but_the_closest_task(model, learner):
-    images = decode([image_file(seed) for seed in range(12)])
-    served = ServedModel(model, LIMITS, reject=0.5)
-    found, expected = served.predict(served.model, images, [""] * 12, group=False), learner.predict(images, reject=0.5)
+    known, grey = (
+        decode([image_file(seed) for seed in range(6)]),
+        torch.full((6, 3, SIZE, SIZE), 128, dtype=torch.uint8),
+    )
+    images, served = torch.cat([known, grey]), ServedModel(model, LIMITS, reject=0.05)
+    found, expected = served.predict(served.model, images, [""] * 12, group=False), learner.predict(images, reject=0.05)
     assert {image.unknown for image in found} == {True, False}
     for image, name, task in zip(found, expected.classes, expected.tasks.tolist(), strict=True):
         assert (image.class_, image.unknown, image.task) == (*encodable([name]), name is None, task + 1)

@@ -73,6 +73,8 @@ class Recipe:
     rotations: RotationScheme | None = None
     normalize: Normalize | None = None
     prune_images: int = 1000
+    trunk: str | None = None
+    map_copies: int = 8
     capacity: Capacity | None = None
     group_sizes: tuple[int, ...] = (1, 2, 5, 10, 20, 50)
     order: int | None = None

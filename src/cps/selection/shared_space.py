@@ -226,7 +226,7 @@ class SharedSpace(NumericSettings):
         known = [as_float64(kept["log losses"].cpu()) for kept in statistics if "log losses" in kept]
         shape = len(self._candidates), len(TEMPERATURES)
         if any(losses.shape != shape for losses in known) or any(
-            int(kept["space"]) != self._key for kept in statistics
+            float(kept["space"]) != self._key for kept in statistics
         ):
             raise ValueError(
                 "SharedSpace can only select with the space and the classifier that it learned all tasks with"
