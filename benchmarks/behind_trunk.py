@@ -72,7 +72,7 @@ def learn(backbone: str, fabric: Any, *, trains: bool) -> cps.Learner:
 
 def measure(learner: cps.Learner, options: argparse.Namespace, *, trains: bool) -> list[dict[str, Any]]:
     """Return the times of predicting one photo and many, beside those of plain forward passes."""
-    size = (learner.network.input_shape or ())[-1]
+    size = (learner.network.input_shape or (0,))[-1]
     plain = load_pretrained(cps.Architecture(options.backbone)).module.eval()
     rows = []
     for photos in (1, options.photos):

@@ -49,6 +49,7 @@ class Choice(NamedTuple):
 
 
 FROZEN = Choice("method", FROZEN_METHOD, "one pass over the images; --minutes N trains subnetworks, too")
+ONE_CLASS = Choice("method", FROZEN_METHOD, "a single class leaves a subnetwork nothing to tell apart")
 BEHIND_TRUNK = Choice("method", "subnetworks behind a frozen trunk", "the first layers of pretrained weights stay")
 TRUNK_EPOCHS = 12  # of dense training behind a trunk; more gain nothing
 

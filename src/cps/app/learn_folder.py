@@ -17,7 +17,15 @@ import torch
 
 import cps
 from cps.app import task_metadata as keys
-from cps.app.autoconfig import AutoConfig, Choice, Options, apply_options, choose_config, limit_epochs
+from cps.app.autoconfig import (
+    ONE_CLASS,
+    AutoConfig,
+    Choice,
+    Options,
+    apply_options,
+    choose_config,
+    limit_epochs,
+)
 from cps.app.class_accuracy import Confusion, counted, read_confusion
 from cps.app.estimate import affordable_epochs
 from cps.app.folder_scan import FolderScan, OnProgress
@@ -39,7 +47,8 @@ from cps.selection.base import Oracle
 from cps.selection.gather import gather_evidence
 from cps.selection.predict import predict
 from cps.storage import atomic, container
-from cps.storage.settings_codec import upgrade_settings
+from cps.storage.settings_codec import decode, upgrade_settings
+from cps.training.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -115,10 +124,6 @@ def make_plan(
         config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda", installed=installed_backbone())
         size, choices, is_frozen, warning = config.size, config.choices, config.is_frozen, config.warning
         learner = _new_learner(config, fabric, weights)
-    if options.minutes is not None:
-        images, classes = len(scan.files), len(scan.counts)
-        limited = limit_epochs(learner, affordable_epochs(learner, size, images, classes, 60 * options.minutes))
-        choices = tuple(limited if choice.name == limited.name else choice for choice in choices)
     plan = LearningPlan(model, learner, scan, size, choices, {}, is_frozen=is_frozen, warning=warning)
     new, learned_as = _new_images(scan, learner)
     if learned_as is not None:
@@ -126,7 +131,23 @@ def make_plan(
             atomic.remove(checkpoint_path(model))  # left by a run that was killed after it had saved the model
         return replace(plan, learned_as=learned_as)
     classes, known = _class_names(new, learner)
-    return replace(plan, scan=new, classes=classes, known=known, repeated=len(scan.files) - len(new.files))
+    plan = replace(plan, scan=new, classes=classes, known=known, repeated=len(scan.files) - len(new.files))
+    if len(classes) == 1 and learner.config.trunk is not None:
+        return replace(plan, is_frozen=True, choices=(*choices[:2], ONE_CLASS))
+    return plan if options.minutes is None else _within(plan, options.minutes)
+
+
+def _within(plan: LearningPlan, minutes: float) -> LearningPlan:
+    """Return the plan with as many epochs as fit into some minutes, or as those of the run that it resumes."""
+    learner, header = plan.learner, _checkpoint_header(plan.model, plan.learner)
+    resumed = None if header is None else decode(upgrade_settings(header["identity"]["settings"])["train"])
+    if isinstance(resumed, Training):
+        epochs = resumed.epochs
+    else:
+        images, classes = len(plan.scan.files), len(plan.classes)
+        epochs = affordable_epochs(learner, plan.size, images, classes, 60 * minutes)
+    limited = limit_epochs(learner, epochs)
+    return replace(plan, choices=tuple(limited if each.name == limited.name else each for each in plan.choices))
 
 
 def _new_images(scan: FolderScan, learner: Learner) -> tuple[FolderScan, int | None]:
