@@ -20,7 +20,7 @@ from cps.storage.settings_codec import NumericSettings, setting
 from cps.training.losses import CrossEntropy
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-Schedule = Callable[[float, int], float]
+Schedule = Callable[[float, float], float]
 
 
 class _OptimizerSettings(NumericSettings):
@@ -79,7 +79,7 @@ class AdamW(_OptimizerSettings):
 class Constant:
     """A constant learning rate."""
 
-    def __call__(self, epoch: float, epochs: int) -> float:
+    def __call__(self, epoch: float, epochs: float) -> float:
         """Return the factor on the learning rate at a (fractional) epoch."""
         return 1.0
 
@@ -92,7 +92,7 @@ class Steps(NumericSettings):
     at: tuple[float, ...]
     factor: float = 0.1
 
-    def __call__(self, epoch: float, epochs: int) -> float:
+    def __call__(self, epoch: float, epochs: float) -> float:
         """Return the factor on the learning rate at a (fractional) epoch."""
         return self.factor ** sum(epoch >= drop for drop in self.at)
 
@@ -104,7 +104,7 @@ class Cosine(NumericSettings):
 
     warmup: float = 0.0
 
-    def __call__(self, epoch: float, epochs: int) -> float:
+    def __call__(self, epoch: float, epochs: float) -> float:
         """Return the factor on the learning rate at a (fractional) epoch."""
         if epoch < self.warmup:
             return (epoch + 1e-3) / self.warmup

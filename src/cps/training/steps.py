@@ -1,6 +1,6 @@
 """Training steps: the protocol, and the plain implementation for any device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
-from cps.network.classifier import Classifier
 from cps.network.freezing import Guard, make_restore
 from cps.network.partition import trainable
+from cps.training.objective import Objective, Trained, guarded_parameters
 from cps.training.settings import Training
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class EpochPlan:
 
     `uniform` has a row of random numbers for each example. `factors` has the factor on the learning rate of each step,
     and `loss_weights` the weight of this process's part of each batch. `score_step` is the step size of the mask scores
-    at the full learning rate.
+    at the full learning rate, and `images` the number of images of all processes.
     """
 
     order: Sequence[Tensor]
@@ -32,13 +32,14 @@ class EpochPlan:
     factors: Sequence[float]
     loss_weights: Sequence[float]
     score_step: float = 0.0
+    images: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
     """What one call of `Trainer.fit` trains. `total_epochs` are the epochs of all phases of the task."""
 
-    model: Classifier
+    model: Trained
     examples: Examples
     training: Training
     transform: BatchTransform
@@ -47,10 +48,10 @@ class Fit:
 
 
 class TrainingSteps(Protocol):
-    """Takes training steps on a classifier."""
+    """Takes training steps on a classifier or an objective."""
 
-    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
+    def begin(self, model: Trained, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+        """Start from the present weights of a model, with a new optimizer or a saved optimizer state."""
         ...
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
@@ -70,6 +71,9 @@ class TrainingSteps(Protocol):
         ...
 
 
+MakeSteps = Callable[[Fit, "Fabric"], TrainingSteps]
+
+
 @dataclass
 class StepCache:
     """The steps of the last fit, None if there are none; `key` is what another fit must have in common to use them."""
@@ -85,17 +89,18 @@ class StepCache:
 class PlainSteps:
     """Training steps in plain PyTorch, on any device and in any number of processes."""
 
-    def __init__(self, model: Classifier, training: Training, fabric: "Fabric", transform: BatchTransform):
+    def __init__(self, model: Trained, training: Training, fabric: "Fabric", transform: BatchTransform):
         self.fabric, self.transform, self.loss = fabric, transform, training.loss
         self.optimizer = training.optimizer(trainable(model).values())
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_loss = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
-    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
-        """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
+    def begin(self, model: Trained, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+        """Start from the present weights of a model, with a new optimizer or a saved optimizer state."""
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
-        self.restore = make_restore(guard, dict(model.backbone.named_parameters()))
+        self.restore = make_restore(guard, guarded_parameters(model))
+        self.objective = model if isinstance(model, Objective) else None
         self.fabric_model, self.fabric_optimizer = self.fabric.setup(model, self.optimizer)
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
@@ -114,8 +119,12 @@ class PlainSteps:
         # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones such as losses.
         loss = self.fabric_model(pixels, labels, self.loss.__call__) * loss_weight
         self.fabric.backward(loss)
+        if self.objective is not None:
+            self.objective.before_step()
         self.fabric_optimizer.step()
         self.restore(score_step)
+        if self.objective is not None:
+            self.objective.after_step()
         self.fabric_optimizer.zero_grad()
         self.total_loss += loss.detach()
 

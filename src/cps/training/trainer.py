@@ -16,12 +16,12 @@ from torch import Tensor
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
-from cps.network.classifier import Classifier
 from cps.network.freezing import Guard
 from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of
 from cps.runtime.seeding import generator, seeded
+from cps.training.objective import Trained
 from cps.training.settings import Training
-from cps.training.steps import EpochPlan, Fit, PlainSteps, StepCache, TrainingSteps
+from cps.training.steps import EpochPlan, Fit, MakeSteps, PlainSteps, StepCache, TrainingSteps
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -46,10 +46,14 @@ class Epoch:
 
 
 class Trainer:
-    """Trains classifiers one after the other. On a GPU it keeps the captured step of the last fit for the next one."""
+    """Trains models one after the other. On a GPU it keeps the captured step of the last fit for the next one.
+
+    `image_passes` counts the images of all training steps so far, in all processes together.
+    """
 
     def __init__(self, fabric: "Fabric"):
         self.fabric = fabric
+        self.image_passes = 0
         self._step_cache = StepCache()
         self._logged: set[str] = set()
 
@@ -63,7 +67,7 @@ class Trainer:
 
     def fit(
         self,
-        model: Classifier,
+        model: Trained,
         examples: Examples,
         training: Training,
         *,
@@ -75,33 +79,41 @@ class Trainer:
         start: int = 0,
         optimizer_state: dict[str, Any] | None = None,
         total_epochs: int = 0,
+        images: int | None = None,
+        make_steps: MakeSteps | None = None,
     ) -> None:
-        """Train a classifier in place with a new optimizer, or from epoch `start` with a saved optimizer state.
+        """Train a classifier or an objective in place with a new optimizer, or from epoch `start` with a saved state.
 
         `transform` turns raw images and labels into the input and the target outputs of the classifier. `guard` has the
-        entries that must not change, by the names of the backbone's parameters. `score_range` is how far mask scores
-        can move in the whole training. `total_epochs` are the epochs of all phases, which share one captured step.
+        entries that must not change, by the names of the parameters of the backbone, or of the objective's student.
+        `score_range` is how far mask scores can move in the whole training. `total_epochs` are the epochs of all
+        phases, which share one captured step. With `images`, training ends with the batch that reaches this number of
+        images, whatever the number of epochs, and so does the schedule. `make_steps` replaces the training steps.
 
         Raise `FloatingPointError` if the loss is not finite.
         """
-        if start >= training.epochs:
+        per_epoch = sum(map(len, epoch_order(len(examples), training.batch_size, generator(0), self.fabric.world_size)))
+        length = training.epochs if images is None else images / per_epoch  # in epochs
+        self.image_passes += math.ceil(per_epoch * min(start, length))
+        if start >= length:
             return
         _check_dtype(model, self.fabric)
         with cuda_device(self.fabric.device):
             examples = examples.to(self.fabric.device)
-            fit = Fit(model, examples, training, transform, guard or {}, max(total_epochs, training.epochs))
-            steps = self._steps_for(fit)
+            fit = Fit(model, examples, training, transform, guard or {}, max(total_epochs, math.ceil(length)))
+            steps = self._steps_for(fit) if make_steps is None else make_steps(fit, self.fabric)
             try:
                 steps.begin(model, fit.guard, optimizer_state)
-                plans = self._plans(len(examples), training, seed, start, transform.draws, score_range)
+                plans = self._plans(len(examples), training, seed, start, length, transform.draws, score_range)
                 plan = next(plans)
-                for epoch in range(start, training.epochs):
+                for epoch in range(start, math.ceil(length)):
                     model.train()
                     with (
                         seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank),
                         deterministic_cudnn(),
                     ):
                         total, batches = steps.run(examples, plan), len(plan.order)
+                    self.image_passes += plan.images
                     plan = next(plans, plan)  # on the CPU, while the GPU is busy
                     average_buffers(model, self.fabric)
                     loss = self._mean_loss(total, batches, epoch)
@@ -138,21 +150,31 @@ class Trainer:
         return loss
 
     def _plans(
-        self, examples: int, training: Training, seed: Seed, start: int, draws: int, score_range: float
+        self,
+        examples: int,
+        training: Training,
+        seed: Seed,
+        start: int,
+        length: float,
+        draws: int,
+        score_range: float,
     ) -> Iterator[EpochPlan]:
-        """Yield the plan of this process for each epoch."""
+        """Yield the plan of this process for each epoch; of the last one, only a part if `length` is not whole."""
         rank, processes = self.fabric.global_rank, self.fabric.world_size
-        for epoch in range(start, training.epochs):
+        for epoch in range(start, math.ceil(length)):
             order = list(epoch_order(examples, training.batch_size, generator(*seed, epoch, ORDER), processes))
+            steps = len(order)
+            order = order[: math.ceil((length - epoch) * steps)]
             local = [batch[rank::processes] for batch in order]
             uniform = torch.rand(examples, draws, generator=generator(*seed, epoch, DRAWS))
-            factors = [training.schedule(epoch + step / len(order), training.epochs) for step in range(len(order))]
+            factors = [training.schedule(epoch + step / steps, length) for step in range(len(order))]
             # Processes may have unequal parts of a batch; weighted by them, the mean over processes is the batch mean.
             loss_weights = [len(part) * processes / len(batch) for part, batch in zip(local, order, strict=True)]
-            yield EpochPlan(local, uniform, factors, loss_weights, score_range / (training.epochs * len(order)))
+            images = sum(map(len, order))
+            yield EpochPlan(local, uniform, factors, loss_weights, score_range / (length * steps), images)
 
 
-def _check_dtype(model: Classifier, fabric: "Fabric") -> None:
+def _check_dtype(model: Trained, fabric: "Fabric") -> None:
     precision = precision_of(fabric)
     if precision != "32-true" and any(parameter.dtype == torch.float64 for parameter in model.parameters()):
         raise ValueError(

@@ -31,6 +31,8 @@ def faster_steps(fit: Fit, fabric: "Fabric", cache: StepCache) -> tuple[Training
 
     `cache` has the steps of the last fit. They are reused if they can take this one, and replaced otherwise.
     """
+    if not isinstance(fit.model, Classifier):
+        return None, ["the training step is not captured as a CUDA graph: an objective other than a classifier's loss"]
     reasons = _find_obstacles(fit, fabric)
     if reasons:
         return None, [f"the training step is not captured as a CUDA graph: {', '.join(reasons)}"]
@@ -56,13 +58,13 @@ def _find_obstacles(fit: Fit, fabric: "Fabric") -> list[str]:
     return [reason for reason, applies in reasons.items() if applies]
 
 
-def _has_fixed_norms(model: Classifier) -> bool:
+def _has_fixed_norms(model: nn.Module) -> bool:
     """Return True if batch norm layers keep their statistics in training, as those above a trunk do."""
     model.train()
     return any(isinstance(module, nn.BatchNorm2d) and not module.training for module in model.modules())
 
 
-def _is_capturable(model: Classifier, training: Training) -> bool:
+def _is_capturable(model: nn.Module, training: Training) -> bool:
     """Return True if the optimizer treats all numbers alike and can read its state from GPU memory."""
     parameters = trainable(model).values()
     optimizer = training.optimizer(parameters)
@@ -73,6 +75,7 @@ def _is_capturable(model: Classifier, training: Training) -> bool:
 def _cache_key(fit: Fit) -> tuple[Any, ...]:
     """Return what must be equal for two fits to share one captured step."""
     assert isinstance(fit.examples, TensorExamples)
+    assert isinstance(fit.model, Classifier)
     images, training = fit.examples.images, fit.training
     tensors = [(name, value.shape, value.requires_grad) for name, value in named_tensors(fit.model).items()]
     settings = training.optimizer, training.batch_size, training.loss, fit.transform
@@ -104,6 +107,7 @@ def _build(fit: Fit, fabric: "Fabric") -> tuple[CapturedStep | None, list[str]]:
 
 
 def _captured_step(fit: Fit, images: Tensor, fabric: "Fabric", has_custom_kernels: bool) -> CapturedStep:
+    assert isinstance(fit.model, Classifier)
     options: dict[str, Any] = {"is_bf16": PRECISIONS[precision_of(fabric)], "has_custom_kernels": has_custom_kernels}
     options |= {"can_compile": _is_long(fit), "scored": _scored(fit)}
     return CapturedStep(fit.model, images, fit.training, fit.transform, **options)

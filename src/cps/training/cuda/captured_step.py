@@ -32,6 +32,7 @@ from cps.training.cuda.device_batches import DeviceBatches
 from cps.training.cuda.flat_parameters import FlatParameters
 from cps.training.cuda.kernel_warmup import compile_in_parallel
 from cps.training.cuda.optimizer_step import OptimizerStep
+from cps.training.objective import Trained
 from cps.training.settings import Training
 from cps.training.steps import EpochPlan
 
@@ -98,8 +99,9 @@ class CapturedStep:
         """True if torch.compile has compiled the step."""
         return self._compiled is not None
 
-    def begin(self, model: Classifier, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+    def begin(self, model: Trained, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
         """Start from the present weights of a classifier, with a new optimizer or a saved optimizer state."""
+        assert isinstance(model, Classifier)
         self.model = model
         for value in named_tensors(self.fast_backbone).values():  # also clears the padding
             value.detach().zero_()
