@@ -71,7 +71,7 @@ from .selection.shared_space import SharedSpace as SharedSpace
 from .selection.stream import Stream as Stream
 from .storage.container import FileError as FileError
 from .storage.settings_codec import setting as setting
-from .testing import check_pruner as check_pruner, check_selector as check_selector
+from .testing import check_method as check_method, check_pruner as check_pruner, check_selector as check_selector
 from .training.losses import (
     Contrastive as Contrastive,
     CrossEntropy as CrossEntropy,

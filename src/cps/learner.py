@@ -29,13 +29,14 @@ from cps.data.images import as_images
 from cps.data.normalize import Normalize
 from cps.data.rotations import RotationScheme
 from cps.data.tasks import Task
+from cps.method import Assumptions
 from cps.network.architectures import Architecture
 from cps.network.capacity import Capacity
 from cps.network.compact.extraction import Standalone
 from cps.network.draft import Draft
 from cps.network.input_checks import check_images, prepare_known, prepare_task
 from cps.network.masks import check_pruned, find_changed
-from cps.network.model_file import write_model
+from cps.network.model_file import bytes_by_kind, write_model
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
@@ -140,13 +141,43 @@ class Learner:
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)
 
+    name = "cps"
+    assumes = Assumptions()
+    is_sealed = True
+
     @property
     def classes(self) -> list[tuple[ClassName, ...]]:
         """The classes of each task, in the order of learning."""
-        return [subnetwork.classes for subnetwork in self.network.subnetworks]
+        return self.network.classes
 
     def __repr__(self) -> str:
         return f"Learner(tasks={len(self.classes)}, classes={sum(map(len, self.classes))})"
+
+    @property
+    def selector(self) -> Selector:
+        """The selector that predicts: the first of the settings."""
+        return self.config.selectors[0]
+
+    @property
+    def group_selector(self) -> Selector:
+        """The selector for groups of images: the same."""
+        return self.selector
+
+    @property
+    def image_passes(self) -> int:
+        """The number of images in all training steps of this object so far."""
+        return self._trainer.image_passes
+
+    def statistics(self, selector: str) -> list[Statistics]:
+        """Return what a selector of this name has kept about each task."""
+        return self.network.statistics(selector)
+
+    def kept(self, *, learning: bool = False) -> dict[str, int]:
+        """Return the bytes kept between tasks, or while a task is learned, by what they are."""
+        sizes = bytes_by_kind(self.network)
+        if learning:  # the weights of the draft, and those that it returns pruned ones to
+            sizes["draft"] = 2 * sum(weight.nbytes for weight in self.network.weights.values())
+        return sizes
 
     def configure(self, **settings: Any) -> None:
         """Change settings for the tasks to come, such as `train` or `pruner`; sealed tasks are not affected."""
@@ -191,7 +222,10 @@ class Learner:
             if self.network.trunk is not None:
                 maps = self._cached_maps(examples, config, on_progress)
                 examples, trained = maps.plain, (maps.examples, maps.transform)
-            for phase in range(saved.position.phase if saved else 0, config.rounds + 1):
+            first = saved.position.phase if saved else 0
+            for training in (config.train, *[config.retrain] * config.rounds)[:first]:
+                self._trainer.count_finished(trained[0], training)
+            for phase in range(first, config.rounds + 1):
                 self._train(draft, *trained, config, phase, saver, saved, on_epoch or self.on_epoch)
                 saved = None
                 if phase == 0:

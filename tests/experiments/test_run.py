@@ -74,11 +74,11 @@ def test_the_cub_recipe_starts_from_pretrained_weights(tmp_path, monkeypatch, fa
 def test_joint_training_uses_its_own_settings_if_the_recipe_has_them(tmp_path, fabric):
     recipe = RECIPES["cifar100-10"]().with_scaled_epochs(0.1)
     run = Run(recipe, tmp_path, fabric)
-    assert run._training_of(Joint.name).epochs == 10
-    assert run._training_of(Joint.name).optimizer == cps.SGD(0.1, weight_decay=5e-4)
-    assert run._training_of(Finetuning.name) == recipe.train
+    assert run._training_of(Joint).epochs == 10
+    assert run._training_of(Joint).optimizer == cps.SGD(0.1, weight_decay=5e-4)
+    assert run._training_of(Finetuning) == recipe.train
     digits = Run(RECIPES["digits"](), tmp_path, fabric)
-    assert digits._training_of(Joint.name) == digits.recipe.train
+    assert digits._training_of(Joint) == digits.recipe.train
 
 
 def test_the_closed_form_runs_with_the_bounds_and_is_measured_once(tmp_path, fabric, monkeypatch):

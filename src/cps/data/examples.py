@@ -161,6 +161,64 @@ class CountedExamples:
 
 
 @dataclass(frozen=True)
+class JoinedExamples:
+    """Several examples one after the other, such as the images of a task and a memory of old ones."""
+
+    parts: tuple[Examples, ...]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        order = [indices.cpu() for indices in order]
+        first = torch.tensor([0, *map(len, self.parts)]).cumsum(0)
+        owners = [torch.bucketize(indices, first[1:], right=True) for indices in order]
+        readers = []
+        for part, examples in enumerate(self.parts):
+            own = [indices[owner == part] - first[part] for indices, owner in zip(order, owners, strict=True)]
+            readers.append(examples.batches([indices for indices in own if len(indices)]))
+        for owner in owners:
+            present = owner.unique().tolist()
+            read = [next(readers[part]) for part in present]
+            places = torch.cat([(owner == part).nonzero()[:, 0] for part in present]).argsort()
+            device = read[0][0].device
+            images, labels = (torch.cat([value.to(device) for value in values]) for values in zip(*read, strict=True))
+            yield images[places.to(device)], labels[places.to(device)]
+
+    def labels(self) -> Tensor | None:
+        """Return all labels, or None if only reading every image would give them."""
+        known = [part.labels() for part in self.parts]
+        return (
+            None
+            if any(each is None for each in known)
+            else torch.cat([each.cpu() for each in known if each is not None])
+        )
+
+    def digest(self) -> str | None:
+        """Return a digest of those of the parts, or None if one of them has none."""
+        digests = [part.digest() for part in self.parts]
+        return None if None in digests else digest({}, " ".join(map(str, digests)))
+
+    def to(self, device: torch.device) -> "JoinedExamples":
+        """Return the same examples, with tensors in memory moved to the device."""
+        return JoinedExamples(tuple(part.to(device) for part in self.parts))
+
+
+def join_examples(*parts: Examples | None) -> Examples:
+    """Return several examples as one; those that are tensors in memory become one tensor. Parts may be None."""
+    present = [part for part in parts if part is not None and len(part)]
+    if len(present) == 1:
+        return present[0]
+    tensors = [part for part in present if isinstance(part, TensorExamples)]
+    if len(tensors) == len(present):
+        device = tensors[0].images.device
+        images, targets = ([getattr(each, name).to(device) for each in tensors] for name in ("images", "targets"))
+        return TensorExamples(torch.cat(images), torch.cat(targets))
+    return JoinedExamples(tuple(present))
+
+
+@dataclass(frozen=True)
 class ImageBatches:
     """The images of some examples in order, in batches; it can be iterated over several times.
 

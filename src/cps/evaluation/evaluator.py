@@ -7,6 +7,7 @@ then computed from the outputs of the first t + 1 subnetworks.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from cps.data.tasks import Task
 from cps.evaluation.metrics import Evaluation, Matrix, Metrics
 from cps.learner import Learner
 from cps.network.outputs import Evidence, Outputs, concatenate
-from cps.network.subnetwork import Subnetwork, local_labels
+from cps.network.subnetwork import Statistics, Subnetwork, local_labels
 from cps.runtime.seeding import generator
 from cps.runtime.text import shorten_names
 from cps.selection.base import Selector
@@ -28,6 +29,13 @@ from cps.selection.predict import choose_classes, class_scorer, select
 from cps.selection.statistics import check_selectors
 
 GROUP_SIZES = (1, 2, 5, 10, 20, 50)
+
+
+class Found(NamedTuple):
+    """Whether the task and the class of each image are found."""
+
+    task: Tensor
+    class_: Tensor
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,18 @@ class EvaluationOutputs:
     def images_after(self, task: int) -> int:
         """Return the number of test images of all tasks up to and including `task`."""
         return int((self.task <= task).sum())
+
+    def found(
+        self, selector: Selector, statistics: Sequence[Statistics], group_size: int, seed: int, after: int
+    ) -> "Found":
+        """Return whether task and class of each image are found after task `after`, in groups drawn with a seed."""
+        images, kept = self.images_after(after), statistics[: after + 1]
+        evidence, task = self.evidence(slice(images), after + 1), self.task[:images]
+        groups = shuffled_groups(self.task, group_size, seed)[:images]
+        selected = select(selector, evidence, kept, groups).tasks
+        _, chosen = choose_classes(selector, evidence, kept, selected)
+        is_selected = selected.to(task.device) == task
+        return Found(is_selected, is_selected & (chosen.to(task.device) == self.truth[:images]))
 
     def _is_among_best(self, scores: Callable[[int], Tensor], number: int) -> Tensor:
         found = torch.zeros(len(self.task), dtype=torch.bool, device=self.task.device)
@@ -157,23 +177,15 @@ def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
 
 def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
-    groups = shuffled_groups(test.task, group_size, seed)
-    is_selected, is_correct = {}, {}
-    for after in range(test.num_tasks):
-        images, kept = test.images_after(after), statistics[: after + 1]
-        evidence, task = test.evidence(slice(images), after + 1), test.task[:images]
-        selected = select(selector, evidence, kept, groups[:images]).tasks
-        _, chosen = choose_classes(selector, evidence, kept, selected)
-        is_selected[after] = selected.to(task.device) == task
-        is_correct[after] = is_selected[after] & (chosen.to(task.device) == test.truth[:images])
+    found = {after: test.found(selector, statistics, group_size, seed, after) for after in range(test.num_tasks)}
     score, every = class_scorer(selector, test.evidence(), statistics), torch.arange(len(test.task))
     in_top5 = test.is_among_top5(lambda task: score(task, every))
     if in_top5 is not None:
-        in_top5 = in_top5 & is_selected[test.num_tasks - 1]
+        in_top5 = in_top5 & found[test.num_tasks - 1].task
     return Metrics.of(
-        _accuracy_matrix(test, is_correct),
+        _accuracy_matrix(test, {after: each.class_ for after, each in found.items()}),
         top5=_mean_after_last(test, in_top5),
-        selection=_accuracy_matrix(test, is_selected),
+        selection=_accuracy_matrix(test, {after: each.task for after, each in found.items()}),
     )
 
 

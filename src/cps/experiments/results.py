@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from cps.data.rotations import Rotations
-from cps.evaluation.metrics import Evaluation, Metrics
+from cps.evaluation.metrics import Evaluation, Matrix, Metrics
 from cps.evaluation.weight_sharing import LayerSharing
 from cps.methods.closed_form_metrics import ClosedFormMetrics
-from cps.methods.joint import JointMetrics
 from cps.network.capacity import Capacity
 from cps.selection.cascade import Cascade
 from cps.storage.atomic import write_json
@@ -35,6 +34,14 @@ class MillisecondsPerImage:
 
     dense: float
     tasks: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class JointMetrics:
+    """The accuracy of joint training in percent: the mean over tasks, and on each task as a matrix (1, tasks)."""
+
+    ACC: float
+    accuracy: Matrix
 
 
 @dataclass(frozen=True)

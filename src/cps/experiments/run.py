@@ -19,12 +19,16 @@ from cps.closed_form.spaces import Pretrained
 from cps.data.augmentation import Flip
 from cps.data.tasks import Scenario
 from cps.evaluation.evaluator import evaluate
+from cps.evaluation.method_evaluation import evaluation_of
+from cps.evaluation.metrics import Metrics
 from cps.evaluation.weight_sharing import WeightSharing, measure_weight_sharing
+from cps.experiments.method_run import EpochProgress, MethodRun
 from cps.experiments.recipes import Recipe
 from cps.experiments.report import write_report
 from cps.experiments.results import (
     Bounds,
     DenseCost,
+    JointMetrics,
     MillisecondsPerImage,
     Results,
     Seconds,
@@ -38,20 +42,20 @@ from cps.methods.closed_form import ClosedForm
 from cps.methods.closed_form_metrics import ClosedFormMetrics, measure_closed_form
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
-from cps.methods.single_head import SingleHeadTrainer
+from cps.methods.single_head import SingleHead
 from cps.network.architectures import Architecture
 from cps.network.cost import measure_costs
 from cps.network.shared import SharedNetwork
 from cps.runtime.devices import on_rank_zero, precision_of
 from cps.runtime.environment import describe_device, versions
+from cps.selection.max_output import MaxOutput
 from cps.selection.statistics import missing_statistics
 from cps.storage.atomic import remove, write_json
 from cps.storage.json_codec import from_json, to_json
 from cps.storage.lock import locked
-from cps.storage.settings_codec import contains_setting, stable_str
+from cps.storage.settings_codec import contains_setting, encode, stable_str
 from cps.training.progress import Progress
 from cps.training.settings import Training
-from cps.training.trainer import Epoch
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -183,18 +187,42 @@ class Run:
 
     def _run_bounds(self, scenario: Scenario) -> Bounds:
         """Run finetuning and joint training, or read their results if they have finished before."""
-        for method in (Finetuning, Joint):
-            path = self.out / f"{method.name}.json"
-            if not path.exists():
-                checkpoint = self.out / f"{method.name}.safetensors"
-                metrics = method(self._single_head_trainer(scenario, method.name)).run(checkpoint)
-                if self.fabric.is_global_zero:
-                    write_json(path, to_json(metrics))
-                    remove(checkpoint)
-                self.fabric.barrier()
-        names = (Finetuning.name, Joint.name)
-        bounds = from_json(Bounds, {name: json.loads((self.out / f"{name}.json").read_text()) for name in names})
-        return replace(bounds, closed_form=self._run_closed_form(scenario))
+        finetuning = self._run_bound(Finetuning, scenario)
+        joint = self._run_bound(Joint, scenario).accuracy
+        return Bounds(finetuning, JointMetrics(float(joint[0].mean()), joint), self._run_closed_form(scenario))
+
+    def _run_bound(self, kind: type[SingleHead], scenario: Scenario) -> Metrics:
+        """Return the accuracy of a method on single images, after each task if it learns them one after the other."""
+        folder, training = self.out / kind.name.split()[0], self._training_of(kind)
+
+        def make() -> SingleHead:
+            return kind(
+                self._make_backbone(),
+                train=training,
+                augment=self.recipe.augment,
+                normalize=self.recipe.normalize,
+                seed=self.seed,
+                fabric=self.fabric,
+            )
+
+        def load_method(path: Path) -> SingleHead:
+            method = make()
+            method.load(path)
+            return method
+
+        tasks = list(scenario)
+        phases = 1 if kind is Joint else len(tasks)
+        measured = MethodRun(
+            make,
+            load_method,
+            folder,
+            identity={"seed": self.seed, "training": encode(training)},
+            selectors=[MaxOutput()],
+            group_sizes=[1],
+            seed=self.seed,
+            on_epoch=lambda at: self._report_bound(kind.name, phases, at),
+        ).start(tasks)
+        return evaluation_of(measured.rows).class_il[MaxOutput().name][1]
 
     def _run_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
         """Measure a closed form, or read its results if it was measured at these group sizes before."""
@@ -224,21 +252,8 @@ class Run:
             on_task=lambda done: self._report_closed_form(done, len(scenario)),
         )
 
-    def _single_head_trainer(self, scenario: Scenario, method: str) -> SingleHeadTrainer:
-        phases = len(scenario) if method == Finetuning.name else 1
-        return SingleHeadTrainer(
-            self._make_backbone(),
-            list(scenario),
-            self._training_of(method),
-            fabric=self.fabric,
-            augment=self.recipe.augment,
-            normalize=self.recipe.normalize,
-            seed=self.seed,
-            on_epoch=lambda phase, epoch: self._report_bound(method, phase, phases, epoch),
-        )
-
-    def _training_of(self, method: str) -> Training:
-        return (self.recipe.joint if method == Joint.name else None) or self.recipe.train
+    def _training_of(self, kind: type[SingleHead]) -> Training:
+        return (self.recipe.joint if kind is Joint else None) or self.recipe.train
 
     def _report_decoding(self, done: int, images: int) -> None:
         self._report(RunProgress("decoding images", 0, 1, done, images, None, 0, 0))
@@ -247,10 +262,10 @@ class Run:
         done, total = at.task * at.total + at.done, tasks * at.total
         self._report(RunProgress(at.phase_name, at.task, tasks, at.epoch, at.epochs, at.loss, done, total))
 
-    def _report_bound(self, method: str, phase: int, phases: int, epoch: Epoch) -> None:
-        epochs = self._training_of(method).epochs
-        done, total = phase * epochs + epoch.done, phases * epochs
-        self._report(RunProgress(method, phase, phases, epoch.done, epochs, epoch.loss, done, total))
+    def _report_bound(self, name: str, phases: int, at: EpochProgress) -> None:
+        phase = min(at.task, phases - 1)
+        done, total = phase * at.epochs + at.epoch, phases * at.epochs
+        self._report(RunProgress(name, phase, phases, at.epoch, at.epochs, at.loss, done, total))
 
     def _report_closed_form(self, done: int, tasks: int) -> None:
         self._report(RunProgress(ClosedForm.name, done - 1, tasks, done, tasks, None, done, tasks))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,14 @@ from cps.data.images import as_images
 from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import check_rotations
 from cps.data.tasks import Task
+from cps.method import Assumptions
+from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
+from cps.network.outputs import Evidence, Outputs
 from cps.network.partition import named_tensors
-from cps.network.subnetwork import local_labels
+from cps.network.subnetwork import Statistics, local_labels
 from cps.runtime.devices import full_precision
 from cps.selection.groups import consecutive_groups, mean_by_group
+from cps.selection.max_output import MaxOutput
 from cps.storage import container
 from cps.storage.container import FileError, digest
 from cps.storage.settings_codec import contains_setting, decode, encode, unknown_in
@@ -61,7 +65,11 @@ class ClosedForm:
     True
     """
 
-    name: ClassVar[str] = "closed form"
+    name = "closed form"
+    assumes = Assumptions()
+    is_sealed = False
+    selector = group_selector = MaxOutput()
+    image_passes = 0  # nothing is trained
 
     def __init__(
         self,
@@ -105,18 +113,19 @@ class ClosedForm:
             return self._given_classifier
         return LDA(SHRINKAGES.get(type(self._space(self.input_shape)), OTHER_SHRINKAGE))
 
-    def learn(self, task: Task) -> None:
-        """Learn the classes of a task in one pass over its training images."""
-        classes = _checked_classes(task)
-        known = self._owners()
-        for name in classes:
-            if name in known:
-                raise ValueError(f"class {name!r} was already learned, in task {known[name]}; add(task) adds images")
+    def learn(self, task: Task, *, checkpoint: object = None, on_epoch: object = None) -> None:
+        """Learn the classes of a task in one pass over its training images.
+
+        It takes the options of all methods, but has no epochs after which it could report or resume.
+        """
+        classes = check_classes(task, self.classes, hint="; add(task) adds images")
         examples = as_examples(task.train, partial(local_labels, classes), workers=self.workers)
-        _check_counts(classes, examples.labels())
+        labels = examples.labels()
+        if labels is not None:
+            check_counts(classes, torch.bincount(labels, minlength=len(classes)))
         shape = self._check_first(examples)
         sums = self._sum(examples, torch.arange(len(examples)), torch.arange(len(classes)), len(classes), shape)
-        _check_counts(classes, None, sums.counts)
+        check_counts(classes, sums.counts)
         self._update([*self.classes, classes], self._with_task(sums), shape)
 
     def add(self, task: Task) -> None:
@@ -124,7 +133,7 @@ class ClosedForm:
 
         `task.classes` are some of the learned classes, in any order.
         """
-        classes = _checked_classes(task)
+        classes = check_classes(task)
         known = self._owners()
         for name in classes:
             if name not in known:
@@ -181,8 +190,21 @@ class ClosedForm:
         """
         linear = self.linear_scores()
         pixels = as_images(images)
-        _check_shape(pixels, self.input_shape)
+        check_shape(pixels, self.input_shape)
         return torch.cat([linear(self.features(batch).double()) for batch in pixels.split(BATCH)])
+
+    def evidence(self, images: Any) -> Evidence:
+        """Return features (N, d) and the scores of the classes of each task for the images."""
+        linear, pixels = self.linear_scores(), as_images(images)
+        check_shape(pixels, self.input_shape)
+        features = torch.cat([self.features(batch) for batch in pixels.split(BATCH)])
+        scores = torch.cat([linear(part.double()) for part in features.split(BATCH)])
+        parts = scores.split([len(classes) for classes in self.classes], dim=1)
+        return Evidence.of([Outputs(features, part) for part in parts])
+
+    def statistics(self, selector: str) -> list[Statistics]:
+        """Return nothing for each task: no selector keeps statistics."""
+        return [{} for _ in self.classes]
 
     def predict(self, images: Any, *, task: int | None = None, group_size: int = 1) -> list[ClassName]:
         """Return the class of each image, among those of `task` if it is given.
@@ -219,8 +241,11 @@ class ClosedForm:
             raise ValueError(f"the space must return features of shape ({len(images)}, d), got {found}")
         return features.float().cpu()
 
-    def kept(self) -> dict[str, int]:
-        """Return the bytes of a file by what they are; `weights` are those of a given network, which no file holds."""
+    def kept(self, *, learning: bool = False) -> dict[str, int]:
+        """Return the bytes of a file by what they are; `weights` are those of a given network, which no file holds.
+
+        While it learns it needs no more.
+        """
         tensors = self._tensors()
         kinds = ("counts", "means", "covariances")
         sizes = {kind: sum(value.nbytes for name, value in tensors.items() if kind in name) for kind in kinds}
@@ -282,7 +307,7 @@ class ClosedForm:
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for images, labels in examples.batches(indices.split(BATCH)):
-                _check_shape(images, shape)
+                check_shape(images, shape)
                 for view in (images, images.flip(-1)) if self.flips else (images,):
                     yield self.features(view), places[labels.cpu()]
 
@@ -331,7 +356,7 @@ class ClosedForm:
         images, _ = next(examples.batches([torch.arange(1)]))
         shape = tuple(images.shape[1:])
         check_rotations(shape, 1, self.flips)
-        _check_shape(images, self.input_shape)
+        check_shape(images, self.input_shape)
         return shape
 
     def _made(self, shape: tuple[int, ...]) -> nn.Module:
@@ -434,32 +459,6 @@ def best_classes(scores: Tensor, sizes: Sequence[int], tasks: Tensor) -> Tensor:
     """Return the index among all classes of the best class in the task of each image."""
     task_of_class = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     return scores.masked_fill(task_of_class[None] != tasks[:, None], -torch.inf).argmax(dim=1)
-
-
-def _checked_classes(task: Task) -> tuple[ClassName, ...]:
-    if not isinstance(task, Task):
-        raise TypeError(f"task must be a cps.Task, got {type(task).__name__}")
-    classes = tuple(task.classes)
-    if not classes:
-        raise ValueError("the task names no class")
-    if len(set(classes)) != len(classes):
-        raise ValueError(f"the task names a class twice: {list(classes)}")
-    return classes
-
-
-def _check_shape(images: Tensor, expected: tuple[int, ...] | None) -> None:
-    """Raise `ValueError` for images of another shape than the expected one."""
-    shape = tuple(images.shape[1:])
-    if expected not in (None, shape):
-        raise ValueError(f"images must have shape {expected}, as those before, got {shape}; resize them")
-
-
-def _check_counts(classes: Sequence[ClassName], labels: Tensor | None, counts: Tensor | None = None) -> None:
-    """Raise `ValueError` if a class has no image, once it is known how many it has."""
-    if labels is not None:
-        counts = torch.bincount(labels, minlength=len(classes))
-    if counts is not None and (counts == 0).any():
-        raise ValueError(f"class {classes[int(counts.argmin())]!r} has no training image")
 
 
 def _placed(sums: Sums, places: Tensor, classes: int) -> Sums:

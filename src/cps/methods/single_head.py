@@ -1,127 +1,339 @@
-"""Plain training of one classifier over all classes, which finetuning and joint training share."""
+"""The frame of methods with one network and one head for the classes of all tasks.
+
+A method says what it minimises and what it keeps. Growing the head, checks, checkpoints, files, predictions and the
+accounts of bytes and image passes are the same for all of them. Without more, the frame is finetuning.
+"""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cps.config import check_callback
 from cps.data.augmentation import Augmentation
 from cps.data.batch_transform import BatchTransform
-from cps.data.examples import ClassName, Data, Examples, as_examples, iterate_batches
+from cps.data.examples import ClassName, Examples, as_examples, iterate_batches, join_examples
+from cps.data.images import as_images
 from cps.data.normalize import Normalize, Prepare
 from cps.data.tasks import Task
-from cps.evaluation.metrics import Matrix
-from cps.network.classifier import Classifier
-from cps.network.partition import named_tensors, set_tensors
-from cps.network.subnetwork import local_labels
-from cps.runtime.seeding import seeded
+from cps.method import Assumptions, predict
+from cps.methods.blocks.heads import grow_linear
+from cps.methods.blocks.memory import Exemplars, Memory
+from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
+from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
+from cps.network.classifier import Classifier, make_head
+from cps.network.outputs import Evidence, Outputs
+from cps.network.partition import named_tensors
+from cps.network.subnetwork import Statistics, local_labels
+from cps.runtime.devices import launch, make_fabric, on_rank_zero
+from cps.runtime.seeding import generator
+from cps.selection.base import Selector
+from cps.selection.max_output import MaxOutput
+from cps.selection.predict import Prediction
+from cps.selection.softmax_mass import SoftmaxMass
+from cps.storage import container
+from cps.storage.container import FileError
 from cps.storage.settings_codec import encode
-from cps.training.checkpoint import Checkpoint, Position
-from cps.training.settings import Training
-from cps.training.trainer import Epoch, Trainer
+from cps.training.objective import Trained
+from cps.training.settings import SGD, Cosine, Training
+from cps.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+KIND = "method"  # of the file
+TRAIN = Training(70, SGD(0.1, weight_decay=5e-4), Cosine())
+BATCH = 256  # images per forward pass
+HEAD, CHOOSE = 1000, 1001  # purposes of a seed, beside the numbers of phases
+NOT_STORED = ("backbone", "fabric", "workers", "on_epoch")  # settings of a machine, or in the tensors
 
-class Phase(NamedTuple):
-    """One call of the trainer: the training data, and how many of the first tasks to test on afterwards."""
 
-    train: Data
-    num_tested: int
+class State(NamedTuple):
+    """Everything that learning a task changes: the classes of each task, the shape of images, and named tensors."""
+
+    classes: list[tuple[ClassName, ...]]
+    input_shape: tuple[int, ...] | None
+    image_passes: int
+    tensors: dict[str, Tensor]
 
 
-class SingleHeadTrainer:
-    """Trains one classifier over the classes of all tasks; nothing protects what it learned before.
+@dataclass(eq=False)
+class SingleHead:
+    """One network that is trained on one task after the other, with a head that grows by the classes of each.
 
-    `on_epoch` is called after each epoch with the index of the phase and the epoch.
+    `backbone` is a module (images -> features), which is copied. `train` is the training of a task, and `memory`
+    says how many images of each class are kept when it has been learned. With `passes`, all
+    training steps of a task together see `passes` times as many images as the task has, whatever the epochs of its
+    phases; that is how methods are compared at the same cost. `on_epoch` is called after every epoch.
+
+    A method overrides `objective`, or `train_task` if it has several phases. What it keeps between tasks, besides the
+    model, is in `buffers`, tensors by name.
     """
 
-    def __init__(
-        self,
-        backbone: nn.Module,
-        tasks: Sequence[Task],
-        training: Training,
-        *,
-        fabric: "Fabric",
-        augment: Augmentation | None = None,
-        normalize: Normalize | None = None,
-        seed: int = 0,
-        workers: int = 0,
-        on_epoch: Callable[[int, Epoch], None] | None = None,
-    ):
-        self.tasks = tasks
-        self.training = training
-        self.fabric = fabric
-        self.trainer = Trainer(fabric)
-        self.augment = augment
-        self.prepare = Prepare(normalize)
-        self.seed = seed
-        self.workers = workers
-        self.on_epoch = on_epoch
-        self.classes: list[ClassName] = [name for task in tasks for name in task.classes]
-        backbone = copy.deepcopy(backbone).to(fabric.device)
-        images, _ = next(self._examples(tasks[0].train).batches([torch.arange(2)]))
-        with torch.no_grad(), seeded(torch.device("cpu"), seed):
-            features = backbone.eval()(self.prepare(images.to(fabric.device))).shape[1]
-            self.model = Classifier(backbone, nn.Linear(features, len(self.classes)).to(fabric.device))
+    backbone: nn.Module
+    _: KW_ONLY
+    train: Training = TRAIN
+    memory: Memory | None = None
+    passes: float | None = None
+    augment: Augmentation | None = None
+    normalize: Normalize | None = None
+    seed: int = 0
+    fabric: "Fabric | None" = None
+    workers: int = 0
+    on_epoch: Callable[[PhaseProgress], None] | None = None
 
-    def train(self, method: str, phases: Sequence[Phase], checkpoint: Path | None = None) -> Matrix:
-        """Train on each phase in turn; return the accuracy (phase, task) in percent, NaN for tasks not tested.
+    name = "finetuning"
+    assumes = Assumptions()
+    is_sealed = False
+    has_teacher = False  # while it learns, from the second task on
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.backbone, nn.Module):
+            raise TypeError(f"the backbone must be an nn.Module, got {self.backbone!r}")
+        check_callback("on_epoch", self.on_epoch)
+        if self.passes is not None and not self.passes > 0:
+            raise ValueError(f"passes must be a positive number of passes over the images of a task, got {self.passes}")
+        self.device_fabric = launch(self.fabric or make_fabric())
+        self.device = self.device_fabric.device
+        self.trainer = Trainer(self.device_fabric)
+        self.prepare = Prepare(self.normalize)
+        self.transform = BatchTransform(self.prepare, self.augment)
+        self.classes: list[tuple[ClassName, ...]] = []
+        self.input_shape: tuple[int, ...] | None = None
+        self.buffers: dict[str, Tensor] = {}
+        self.exemplars = Exemplars()
+        self.model = self._new_model()
+
+    def _new_model(self) -> Classifier:
+        """Return the model before the first task, which replaces its head."""
+        return Classifier(self.new_backbone(), make_head(1, 1, generator(self.seed))).to(self.device)
+
+    def new_backbone(self) -> nn.Module:
+        """Return the backbone of the model: a copy of the given one."""
+        return copy.deepcopy(self.backbone)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(tasks={len(self.classes)}, classes={self.num_classes})"
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes of all tasks so far."""
+        return sum(map(len, self.classes))
+
+    @property
+    def selector(self) -> Selector:
+        """The selector for single images: with it, an image gets the class with the largest score of all."""
+        return MaxOutput()
+
+    @property
+    def group_selector(self) -> Selector:
+        """The selector for groups of images."""
+        return SoftmaxMass()
+
+    @property
+    def image_passes(self) -> int:
+        """The number of images in all training steps so far."""
+        return self.trainer.image_passes
+
+    def learn(
+        self,
+        task: Task,
+        *,
+        checkpoint: str | Path | None = None,
+        on_epoch: Callable[[PhaseProgress], None] | None = None,
+    ) -> None:
+        """Learn the classes of a task. If anything fails, the method is as it was before.
 
         With `checkpoint`, the state is saved to that file after each epoch, and a call that finds the file resumes from
-        it. `method` is stored in the file, so that another method does not resume from it.
+        it. `on_epoch` replaces that of the method for this task.
         """
-        examples = [self._examples(phase.train) for phase in phases]
-        identity = {"baseline": method, "seed": self.seed, "training": encode(self.training)}
-        saver = None if checkpoint is None else Checkpoint(checkpoint, identity)
-        accuracy = np.full((len(phases), len(self.tasks)), np.nan)
-        saved = saver.load() if saver else None
-        if saved:
-            set_tensors(self.model, saved.tensors)
-            accuracy = saved.tensors["rows"].numpy().copy()
+        self._learn([task], checkpoint, on_epoch)
 
-        def state() -> dict[str, Tensor]:
-            return {**named_tensors(self.model), "rows": torch.from_numpy(accuracy)}
+    def _learn(
+        self,
+        tasks: Sequence[Task],
+        checkpoint: str | Path | None = None,
+        on_epoch: Callable[[PhaseProgress], None] | None = None,
+    ) -> None:
+        """Learn one task, or several at once."""
+        check_callback("on_epoch", on_epoch)
+        before = self.state()
+        try:
+            with torch.inference_mode(False), torch.enable_grad():
+                examples = join_examples(*[self._begin(task) for task in tasks])
+                quota = 0 if self.memory is None else self.memory.quota(self.num_classes)
+                new = sum(len(task.classes) for task in tasks)
+                training = TaskTraining(self, examples, new, on_epoch or self.on_epoch, checkpoint)
+                self.train_task(training)
+                self._remember(training, quota)
+                self.end_task(training)
+        except BaseException:
+            self.restore(before)
+            raise
 
-        for index in range(saved.position.phase if saved else 0, len(phases)):
+    def _begin(self, task: Task) -> Examples:
+        """Check a task, grow the model by its classes, and return its examples, labelled among all classes."""
+        classes, first = check_classes(task, self.classes), self.num_classes
+        examples = as_examples(task.train, lambda labels: first + local_labels(classes, labels), workers=self.workers)
+        labels = examples.labels()
+        if labels is not None:
+            check_counts(classes, torch.bincount(labels.cpu() - first, minlength=len(classes)))
+        images, _ = next(examples.batches([torch.arange(min(2, len(examples)))]))
+        check_shape(images, self.input_shape)
+        self.input_shape = tuple(images.shape[1:])
+        self._grow(classes)
+        return examples
 
-            def after_epoch(epoch: Epoch, index: int = index) -> None:
-                if saver is not None and self.fabric.is_global_zero:
-                    saver.save(state, epoch.optimizer_state, Position(index, epoch.done))
-                if self.on_epoch is not None:
-                    self.on_epoch(index, epoch)
+    def train_task(self, task: TaskTraining) -> None:
+        """Train the model on the images of a task and those of the memory."""
+        task.fit(self.objective(task), self.with_exemplars(task.examples), self.train)
 
-            self.trainer.fit(
-                self.model,
-                examples[index],
-                self.training,
-                seed=(self.seed, index),
-                transform=BatchTransform(self.prepare, self.augment),
-                after_epoch=after_epoch,
-                start=saved.position.epoch if saved else 0,
-                optimizer_state=saved.optimizer if saved else None,
-            )
-            saved = None
-            for task in range(phases[index].num_tested):
-                accuracy[index, task] = self._accuracy(self.tasks[task])
-        return accuracy
+    def objective(self, task: TaskTraining) -> Trained:
+        """Return what training minimises: by default the loss of the training settings over all classes."""
+        return self.model
+
+    def _remember(self, task: TaskTraining, quota: int) -> None:
+        """Keep `quota` images of each class, and no others."""
+        self.exemplars.shrink(quota)
+        if self.memory is not None and quota:
+            draws = task.generator(CHOOSE)
+            choose, features = self.memory.choose, partial(self.features_of, task.examples)
+            self.exemplars.add_classes(task.examples, task.labels.tolist(), quota, choose, features, draws)
+
+    def end_task(self, task: TaskTraining) -> None:
+        """Compute what the method keeps about a task, or needs to predict, from its images and the memory."""
+
+    def with_exemplars(self, examples: Examples) -> Examples:
+        """Return examples together with the images in memory."""
+        return join_examples(examples, self.exemplars.examples())
+
+    def evidence(self, images: Any) -> Evidence:
+        """Return features (N, d) and the scores of the classes of each task for the images."""
+        if not self.classes:
+            raise RuntimeError("nothing has been learned yet; call learn(task) first")
+        pixels = as_images(images)
+        check_shape(pixels, self.input_shape)
+        features, scores = self.outputs(pixels.split(BATCH))
+        parts = scores.split([len(classes) for classes in self.classes], dim=1)
+        return Evidence.of([Outputs(features, part) for part in parts])
+
+    def statistics(self, selector: str) -> list[Statistics]:
+        """Return nothing for each task: no selector keeps statistics."""
+        return [{} for _ in self.classes]
+
+    def predict(
+        self, images: Any, *, task: int | None = None, group_size: int = 1, selector: Selector | None = None
+    ) -> Prediction:
+        """Predict classes; the task of the images is found, unless `task` gives it."""
+        return predict(self, images, task=task, group_size=group_size, selector=selector)
+
+    def outputs(self, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return features (N, d) and scores (N, classes) of batches of raw images."""
+        features = self.features(batches)
+        return features, self.scores(features).float()
 
     @torch.no_grad()
-    def _accuracy(self, task: Task) -> float:
-        """Return the percentage of test images of a task that get the right class among all classes."""
-        self.model.eval()
-        examples = self._examples(task.test)
-        correct = 0
-        for images, labels in iterate_batches(examples):
-            logits = self.model(self.prepare(images.to(self.fabric.device)))
-            correct += int((logits.argmax(dim=1).cpu() == labels.cpu()).sum())
-        return 100 * correct / len(examples)
+    def features(self, batches: Iterable[Tensor]) -> Tensor:
+        """Return the features (N, d) of batches of raw images."""
+        backbone = self.model.backbone.eval()
+        return torch.cat([backbone(self.prepare(images.to(self.device))) for images in batches])
 
-    def _examples(self, data: Data) -> Examples:
-        return as_examples(data, partial(local_labels, self.classes), workers=self.workers)
+    @torch.no_grad()
+    def scores(self, features: Tensor) -> Tensor:
+        """Return the scores (N, classes) of features: by default the logits of the head."""
+        return self.model.head(features.to(self.model.head.weight.dtype))
+
+    def features_of(self, examples: Examples, *, flipped: bool = False) -> Tensor:
+        """Return the features (N, d) of examples, or of their mirror images."""
+        return self.features(images.flip(-1) if flipped else images for images, _ in iterate_batches(examples))
+
+    def kept(self, *, learning: bool = False) -> dict[str, int]:
+        """Return the bytes kept between tasks, or while a task is learned, by what they are."""
+        sizes = {"weights": sum(value.nbytes for value in named_tensors(self.model).values())}
+        if len(self.exemplars):
+            sizes["exemplars"] = self.exemplars.nbytes
+        if self.buffers:
+            sizes["statistics"] = sum(value.nbytes for value in self.buffers.values())
+        if learning and self.has_teacher:
+            sizes["teacher"] = sizes["weights"]
+        return sizes
+
+    def state(self) -> State:
+        """Return a copy of everything that learning a task changes."""
+        tensors = {name: value.detach().clone() for name, value in self.tensors().items()}
+        return State(list(self.classes), self.input_shape, self.trainer.image_passes, tensors)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that are kept between tasks, by name."""
+        model = {f"model/{name}": value for name, value in named_tensors(self.model).items()}
+        buffers = {f"buffer/{name}": value for name, value in self.buffers.items()}
+        return model | buffers | {f"exemplars/{name}": images for name, images in self.exemplars.state().items()}
+
+    def restore(self, state: State) -> None:
+        """Return to a state."""
+        if [*self.classes] != state.classes:
+            self.classes = []
+            self.model = self._new_model()
+            self.input_shape = state.input_shape
+            for classes in state.classes:
+                self._grow(classes)
+        self.input_shape, self.trainer.image_passes = state.input_shape, state.image_passes
+        self.set_tensors(state.tensors)
+
+    @torch.no_grad()
+    def set_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `tensors` returned."""
+        for name, value in named_tensors(self.model).items():
+            value.copy_(tensors[f"model/{name}"])
+        buffers = with_prefix("buffer/", tensors)
+        self.buffers = {name: value.to(self.device).clone() for name, value in buffers.items()}
+        self.exemplars.restore(with_prefix("exemplars/", tensors))
+
+    def save(self, path: str | Path) -> None:
+        """Write everything learned to a file. A previous file stays intact until the new one is complete on disk."""
+        header = {**self.describe(), "classes": [list(classes) for classes in self.classes]}
+        header |= {"input_shape": list(self.input_shape or ()), "image_passes": self.image_passes}
+        on_rank_zero(self.device_fabric, lambda: container.write(path, KIND, header, self.tensors()))
+
+    def load(self, path: str | Path) -> None:
+        """Continue from a file that `save` wrote; raise `ValueError` if its method has other settings."""
+        header, tensors = container.read(path, KIND)
+        found, wanted = {name: header.get(name) for name in ("method", "settings")}, self.describe()
+        if found != wanted:
+            raise ValueError(f"'{path}' has another method or other settings: {found}, not {wanted}")
+        try:
+            classes = [tuple(names) for names in header["classes"]]
+            shape = tuple(header["input_shape"]) or None
+            self.restore(State(classes, shape, int(header["image_passes"]), tensors))
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise FileError(f"'{path}' does not fit this method: {error}") from error
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name and the settings as JSON data."""
+        settings = {field.name: encode(getattr(self, field.name)) for field in fields(self)}
+        return {"method": self.name, "settings": {name: settings[name] for name in settings if name not in NOT_STORED}}
+
+    def _grow(self, classes: tuple[ClassName, ...]) -> None:
+        """Make room for the classes of a task."""
+        draws = generator(self.seed, len(self.classes), HEAD)
+        self.classes.append(classes)
+        self.grow_model(len(classes), draws)
+        self.model.to(self.device)
+
+    def grow_model(self, outputs: int, draws: torch.Generator) -> None:
+        """Add outputs for new classes to the model."""
+        head = self.model.head if len(self.classes) > 1 else None
+        self.model.head = grow_linear(head, self.num_features, outputs, draws)
+
+    @property
+    def num_features(self) -> int:
+        """The number of features of the backbone."""
+        assert self.input_shape is not None
+        with torch.no_grad():
+            blank = self.prepare(torch.zeros(1, *self.input_shape, device=self.device))
+            return int(self.model.backbone.eval()(blank).shape[1])

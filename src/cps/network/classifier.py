@@ -24,10 +24,14 @@ class Classifier(nn.Module):
 
     def forward(self, pixels: Tensor, labels: Tensor | None = None, loss: Loss | None = None) -> Tensor:
         """Return the logits, shape (N, classes), or the loss if labels and a loss are given."""
+        features, logits = self.outputs(pixels)
+        return logits if labels is None or loss is None else loss(features, logits, labels)
+
+    def outputs(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features (N, d) and the logits (N, classes)."""
         features = self.backbone(pixels)
         by_autocast = torch.is_autocast_enabled(features.device.type) and features.dtype != torch.float64
-        logits = self.head(features if by_autocast else features.to(self.head.weight.dtype))
-        return logits if labels is None or loss is None else loss(features, logits, labels)
+        return features, self.head(features if by_autocast else features.to(self.head.weight.dtype))
 
 
 @torch.no_grad()

@@ -22,6 +22,10 @@ from cps.storage import container as storage
 from cps.storage.container import FileError
 from cps.storage.settings_codec import decode, encode, upgrade_settings
 
+TASK_KINDS = {  # the tensors of a task: name -> what they are
+    "mask": "masks", "private": "weights", "head": "weights", "pretrained_head": "weights", "statistics": "statistics",
+}  # fmt: skip
+
 
 def write_model(
     path: str | Path, network: SharedNetwork, settings: Mapping[str, Any], architecture: Architecture | None
@@ -33,16 +37,7 @@ def write_model(
     network.check_sealed()
     for index, subnetwork in enumerate(network.subnetworks):
         _check_notes(index, subnetwork.notes)
-    tensors = {f"weight/{name}": value for name, value in network.weights.items()}
-    tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
-    tensors |= {f"trunk/{name}": value for name, value in network.trunk_tensors().items()}
-    pretrained = network.pretrained
-    is_unchanged = pretrained is not None and _are_equal(pretrained, network.weights)
-    if pretrained is not None and not is_unchanged:
-        tensors |= {f"pretrained/{name}": value for name, value in pretrained.items()}
-    tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
-    for index, subnetwork in enumerate(network.subnetworks):
-        tensors |= {f"task/{index}/{name}": value for name, value in _subnetwork_tensors(subnetwork).items()}
+    tensors, is_unchanged = model_tensors(network)
     header = {
         "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
         "statistics": [
@@ -61,6 +56,32 @@ def write_model(
         "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
     }
     storage.write(path, "model", header, tensors)
+
+
+def model_tensors(network: SharedNetwork) -> tuple[dict[str, Tensor], bool]:
+    """Return the tensors of a model file by name, and whether the weights are still as they came."""
+    tensors = {f"weight/{name}": value for name, value in network.weights.items()}
+    tensors |= {f"initial/{name}": value for name, value in network.initial.items()}
+    tensors |= {f"trunk/{name}": value for name, value in network.trunk_tensors().items()}
+    pretrained = network.pretrained
+    is_unchanged = pretrained is not None and _are_equal(pretrained, network.weights)
+    if pretrained is not None and not is_unchanged:
+        tensors |= {f"pretrained/{name}": value for name, value in pretrained.items()}
+    tensors |= {f"taken/{name}": pack(mask) for name, mask in network.taken.items()}
+    for index, subnetwork in enumerate(network.subnetworks):
+        tensors |= {f"task/{index}/{name}": value for name, value in _subnetwork_tensors(subnetwork).items()}
+    return tensors, is_unchanged
+
+
+def bytes_by_kind(network: SharedNetwork) -> dict[str, int]:
+    """Return the bytes of a model file's tensors by what they are."""
+    kinds = {"weight": "weights", "trunk": "weights", "pretrained": "weights", "initial": "weights", "taken": "masks"}
+    sizes: dict[str, int] = {}
+    for name, value in model_tensors(network)[0].items():
+        first, *rest = name.split("/")
+        kind = kinds.get(first) or TASK_KINDS[rest[1]]
+        sizes[kind] = sizes.get(kind, 0) + value.nbytes
+    return sizes
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -380,6 +380,11 @@ class SharedNetwork:
         self.subnetworks[task] = dataclasses.replace(changed, digest=self._digest(changed))
         self.clear_compact()
 
+    @property
+    def classes(self) -> list[tuple[ClassName, ...]]:
+        """The classes of each task, in the order of learning."""
+        return [subnetwork.classes for subnetwork in self.subnetworks]
+
     def tasks_of(self, name: ClassName) -> list[int]:
         """Return the tasks that have learned a class: more than one if it has several versions."""
         return [task for task, subnetwork in enumerate(self.subnetworks) if name in subnetwork.classes]

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.selection.base import ClassSelector, LazySelector, Selector, Statistics, precompute_once
 from cps.selection.groups import number_of_groups
-from cps.selection.rejection import is_known
+from cps.selection.rejection import check_reject, is_known
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +49,27 @@ class Selection(NamedTuple):
         return self.shares.gather(1, self.tasks[:, None])[:, 0]
 
 
+class Learned(Protocol):
+    """What has learned tasks: a shared network, or any method."""
+
+    @property
+    def classes(self) -> Sequence[tuple[ClassName, ...]]:
+        """The classes of each task."""
+        ...
+
+    def statistics(self, selector: str) -> Sequence[Statistics]:
+        """Return what a selector of this name has kept about each task."""
+        ...
+
+
 def predict(
-    network: SharedNetwork, evidence: Evidence, selector: Selector, groups: Tensor, *, reject: float = 0.0
+    learned: Learned, evidence: Evidence, selector: Selector, groups: Tensor, *, reject: float = 0.0
 ) -> Prediction:
     """Predict the class of each image from the outputs of the subnetworks; `groups[i]` is the group of image i."""
-    statistics = network.statistics(selector.name)
+    statistics = learned.statistics(selector.name)
     run_needed(selector, evidence, statistics, groups)  # the forward pass: all subnetworks, or the likely ones
     selection = select(selector, evidence, statistics, groups)
-    return classify(network, evidence, selection, selector, reject=reject)
+    return classify(learned, evidence, selection, selector, reject=reject)
 
 
 def run_needed(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> None:
@@ -76,17 +89,27 @@ def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statisti
 
 
 def classify(
-    network: SharedNetwork, evidence: Evidence, selection: Selection, selector: Selector, *, reject: float = 0.0
+    learned: Learned, evidence: Evidence, selection: Selection, selector: Selector, *, reject: float = 0.0
 ) -> Prediction:
     """Classify each image within its selected task; None if `reject` finds the image unknown."""
     tasks = selection.tasks.cpu()
-    known = is_known(network, evidence, tasks, selector, reject).tolist()
-    confidence, outputs = choose_classes(selector, evidence, network.statistics(selector.name), tasks)
+    known = _known_images(learned, evidence, tasks, selector, reject).tolist()
+    confidence, outputs = choose_classes(selector, evidence, learned.statistics(selector.name), tasks)
     classes: list[ClassName | None] = [
-        network.subnetworks[task].classes[output] if is_known else None
+        learned.classes[task][output] if is_known else None
         for task, output, is_known in zip(tasks.tolist(), outputs.tolist(), known, strict=True)
     ]
     return Prediction(classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares)
+
+
+def _known_images(learned: Learned, evidence: Evidence, tasks: Tensor, selector: Selector, reject: float) -> Tensor:
+    """Return for each image whether its selected task knows it."""
+    check_reject(reject)
+    if reject == 0:
+        return torch.ones(len(tasks), dtype=torch.bool)
+    if not isinstance(learned, SharedNetwork):
+        raise ValueError("only subnetworks can reject unknown images; leave out reject")
+    return is_known(learned, evidence, tasks, selector, reject)
 
 
 def choose_classes(
@@ -122,7 +145,7 @@ def best_task(scores: Tensor) -> Tensor:
 def best_class(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the softmax probability and the index of the largest of the logits (N, classes)."""
     confidence, index = logits.softmax(dim=1).max(dim=1)
-    return confidence, index
+    return confidence.float(), index
 
 
 def task_shares(scores: Tensor, sizes: Tensor | None = None) -> Tensor:

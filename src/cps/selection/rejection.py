@@ -89,9 +89,6 @@ def check_reject(reject: float) -> None:
 
 def is_known(network: SharedNetwork, evidence: Evidence, tasks: Tensor, selector: Selector, reject: float) -> Tensor:
     """Return for each image whether its selected task knows it; a share `reject` of the task's own images is not."""
-    check_reject(reject)
-    if reject == 0:
-        return torch.ones(len(tasks), dtype=torch.bool, device=tasks.device)
     if any(_is_from_training(each.statistics, selector) for each in network.subnetworks):
         network.warn_once(FEW_HELD_OUT)
     return rejection_score(network, evidence, tasks, selector) >= round(reject * STEPS)

@@ -50,13 +50,13 @@ def _decode(kind: Any, data: Any, name: str) -> Any:
         expected, accepted = SCALARS[kind]
         is_right = isinstance(data, accepted) and isinstance(data, bool) == (kind is bool)
         return kind(data) if is_right else _fail(name, expected, data)
+    if kind is Any:  # JSON data that is checked elsewhere
+        return data
     arguments, origin = get_args(kind), get_origin(kind)
     if origin in (Union, types.UnionType):
         return _decode_union(arguments, data, name)
-    if origin is dict:
-        return _decode_dict(arguments[0], arguments[1], data, name)
-    if origin is tuple:
-        return _decode_tuple(arguments, data, name)
+    if origin in (dict, tuple):
+        return (_decode_dict if origin is dict else _decode_tuple)(arguments, data, name)
     if origin in (np.ndarray, NDArray):  # the latter from numpy 2.5 on
         return _decode_matrix(data, name)
     raise TypeError(f"{name} has a type that JSON data cannot be checked against: {kind}")
@@ -87,7 +87,8 @@ def _decode_union(kinds: tuple[Any, ...], data: Any, name: str) -> Any:
     return _decode(kinds[-1], data, name)
 
 
-def _decode_dict(key_kind: Any, kind: Any, data: Any, name: str) -> dict[Any, Any]:
+def _decode_dict(kinds: tuple[Any, ...], data: Any, name: str) -> dict[Any, Any]:
+    key_kind, kind = kinds
     if not isinstance(data, dict):
         _fail(name, "an object", data)
     return {_decode_key(key_kind, key, name): _decode(kind, entry, f"{name}.{key}") for key, entry in data.items()}

@@ -92,7 +92,7 @@ class Trainer:
 
         Raise `FloatingPointError` if the loss is not finite.
         """
-        per_epoch = sum(map(len, epoch_order(len(examples), training.batch_size, generator(0), self.fabric.world_size)))
+        per_epoch = self._images_per_epoch(examples, training)
         length = training.epochs if images is None else images / per_epoch  # in epochs
         self.image_passes += math.ceil(per_epoch * min(start, length))
         if start >= length:
@@ -122,6 +122,15 @@ class Trainer:
                 steps.write_back()
             finally:
                 steps.release()
+
+    def count_finished(self, examples: Examples, training: Training) -> None:
+        """Count the image passes of a whole fit that an earlier process has taken."""
+        self.image_passes += training.epochs * self._images_per_epoch(examples, training)
+
+    def _images_per_epoch(self, examples: Examples, training: Training) -> int:
+        """Return the number of images in the batches of an epoch."""
+        order = epoch_order(len(examples), training.batch_size, generator(0), self.fabric.world_size)
+        return sum(map(len, order))
 
     def _steps_for(self, fit: Fit) -> TrainingSteps:
         """Return captured steps on a GPU where that is possible, and plain steps otherwise."""

@@ -1,0 +1,160 @@
+"""The methods that `cps compare` knows, by name, and how each is made for a recipe."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from cps.closed_form.spaces import Pretrained
+from cps.data.augmentation import Flip
+from cps.experiments.recipes import Recipe
+from cps.learner import Learner
+from cps.loading import load
+from cps.method import Method
+from cps.methods.blocks.memory import Memory
+from cps.methods.closed_form import ClosedForm
+from cps.methods.finetuning import Finetuning
+from cps.methods.joint import Joint
+from cps.methods.replay.experience_replay import ExperienceReplay
+from cps.methods.replay.icarl import ICaRL
+from cps.methods.replay.weight_aligning import WeightAligning
+from cps.methods.single_head import SingleHead
+from cps.network.architectures import Architecture
+from cps.storage.settings_codec import contains_setting
+from cps.training.settings import Cosine, Training
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all methods of a comparison have in common.
+
+    `budget` is "equal", so that the training steps of every method see as many images as those of cps with the recipe,
+    by the recipe's optimizer, or "own", so that every method is trained as it was published. `memory` is that of
+    methods that keep images, None for the one that each was published with. `weights` is a file of pretrained weights.
+    """
+
+    recipe: Recipe
+    fabric: "Fabric"
+    budget: str = "equal"
+    memory: Memory | None = None
+    seed: int = 0
+    weights: Path | None = None
+
+    def make_backbone(self) -> nn.Module:
+        """Return the backbone that every method starts with."""
+        backbone = self.recipe.make_backbone(self.seed)
+        if self.recipe.pretrained is not None:
+            self.recipe.pretrained(backbone, self.weights)
+        return backbone
+
+    @property
+    def passes(self) -> int | None:
+        """The passes over the images of a task that its training takes, or None if every method has its own number."""
+        recipe = self.recipe
+        return recipe.train.epochs + recipe.rounds * recipe.retrain.epochs if self.budget == "equal" else None
+
+    @property
+    def train(self) -> Training:
+        """The training of every method with an equal budget."""
+        return replace(self.recipe.train, epochs=self.passes or self.recipe.train.epochs, schedule=Cosine())
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A method of a comparison: `make` returns it before the first task, and `load` the one that a file holds."""
+
+    make: Callable[[Setting], Method]
+    load: Callable[[Setting, Path], Method]
+
+
+def find_contestants(names: Sequence[str]) -> dict[str, Contestant]:
+    """Return contestants by name; "all" stands for all. Raise `ValueError` for an unknown name."""
+    chosen = [each for name in names for each in (CONTESTANTS if name == "all" else [name])]
+    for name in chosen:
+        if name not in CONTESTANTS:
+            nearest = get_close_matches(name, list(CONTESTANTS), n=3)
+            hint = f" (did you mean {' or '.join(nearest)}?)" if nearest else ""
+            raise ValueError(f"unknown method '{name}'{hint}; choose from: {', '.join(CONTESTANTS)}, or all")
+    return {name: CONTESTANTS[name] for name in dict.fromkeys(chosen)}
+
+
+def _single_head(kind: type[SingleHead], **options: Any) -> Contestant:
+    """Return a contestant with one network and one head."""
+    keeps_images = next(each.default for each in fields(kind) if each.name == "memory") is not None
+
+    def make(setting: Setting) -> SingleHead:
+        recipe, settings = setting.recipe, dict(options)
+        if setting.budget == "equal":
+            settings |= {"train": setting.train, "passes": setting.passes}
+        elif kind is Joint:
+            settings["train"] = recipe.joint or recipe.train
+        if keeps_images and setting.memory is not None:
+            settings["memory"] = setting.memory
+        return kind(
+            setting.make_backbone(),
+            augment=recipe.augment,
+            normalize=recipe.normalize,
+            seed=setting.seed,
+            fabric=setting.fabric,
+            **settings,
+        )
+
+    def load_from(setting: Setting, path: Path) -> SingleHead:
+        method = make(setting)
+        method.load(path)
+        return method
+
+    return Contestant(make, load_from)
+
+
+def _learner_settings(setting: Setting) -> dict[str, Any]:
+    backbone = setting.recipe.backbone
+    return {
+        **setting.recipe.learner_settings(),
+        "seed": setting.seed,
+        "fabric": setting.fabric,
+        "architecture": backbone if isinstance(backbone, Architecture) else None,
+    }
+
+
+def _make_learner(setting: Setting) -> Learner:
+    return Learner(setting.make_backbone(), **_learner_settings(setting))
+
+
+def _load_learner(setting: Setting, path: Path) -> Learner:
+    return load(path, setting.make_backbone(), **_learner_settings(setting))
+
+
+def make_closed_form(setting: Setting) -> ClosedForm:
+    """Return the closed form that recipes are compared with: over pretrained features, if the recipe has them."""
+    has_weights = setting.recipe.pretrained is not None
+    return ClosedForm(
+        Pretrained() if has_weights else None,
+        backbone=setting.make_backbone() if has_weights else None,
+        normalize=setting.recipe.normalize,
+        flips=contains_setting(setting.recipe.augment, Flip),
+        pooled=True,  # no task is forgotten here
+        device=setting.fabric.device,
+    )
+
+
+def _load_closed_form(setting: Setting, path: Path) -> ClosedForm:
+    backbone = setting.make_backbone() if setting.recipe.pretrained is not None else None
+    return ClosedForm.load(path, backbone=backbone, device=setting.fabric.device)
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "cps": Contestant(_make_learner, _load_learner),
+    "closed-form": Contestant(make_closed_form, _load_closed_form),
+    "finetuning": _single_head(Finetuning),
+    "joint": _single_head(Joint),
+    "er": _single_head(ExperienceReplay),
+    "wa": _single_head(WeightAligning),
+    "icarl": _single_head(ICaRL),
+}

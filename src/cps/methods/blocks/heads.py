@@ -1,0 +1,37 @@
+"""Heads that grow with the number of classes, and corrections of their preference for new classes."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from cps.network.classifier import make_head
+
+
+@torch.no_grad()
+def grow_linear(head: nn.Linear | None, features: int, outputs: int, draws: torch.Generator) -> nn.Linear:
+    """Return a head with `outputs` outputs more, the old ones unchanged; `head` is None for the first task."""
+    new = make_head(features, outputs, draws)
+    if head is None:
+        return new
+    grown = nn.Linear(features, head.out_features + outputs, device=head.weight.device, dtype=head.weight.dtype)
+    grown.weight.copy_(torch.cat([head.weight, new.weight.to(head.weight)]))
+    grown.bias.copy_(torch.cat([head.bias, new.bias.to(head.bias)]))
+    return grown
+
+
+@torch.no_grad()
+def align_weights(head: nn.Linear, old: int) -> float:
+    """Scale the weights of the classes after the first `old` ones to the mean length of those; return the factor.
+
+    Zhao et al. (2020), weight aligning. Biases stay. The best class among the new ones stays the same, without biases.
+    """
+    lengths = head.weight.norm(dim=1)
+    factor = float(lengths[:old].mean() / lengths[old:].mean())
+    head.weight[old:] *= factor
+    return factor
+
+
+def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
+    """Return minus the squared distances (N, classes) of features of unit length to class means of unit length."""
+    points, centres = F.normalize(features, dim=1), F.normalize(means, dim=1)
+    return 2 * points @ centres.T - 2

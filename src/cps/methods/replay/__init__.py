@@ -1,0 +1,1 @@
+"""Methods that keep some images of earlier tasks."""
