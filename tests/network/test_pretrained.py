@@ -103,3 +103,11 @@ def test_preprocessing_is_that_of_the_published_weights():
     assert preprocessing_of(cps.Architecture("resnet18-large")).size == 224
     assert has_published_weights(cps.Architecture("torchvision:resnet18"))
     assert not has_published_weights(SMALL)
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet19", "timm:resnet19"])
+def test_an_unknown_name_raises_with_the_nearest_ones_before_anything_is_downloaded(name):
+    pytest.importorskip(name.partition(":")[0])
+    for function in (preprocessing_of, load_pretrained):
+        with pytest.raises(ValueError, match=r"has no network 'resnet19' \(did you mean resnet1"):
+            function(cps.Architecture(name))

@@ -61,11 +61,27 @@ class Architecture(NumericSettings):
 
         Raise `ValueError` for a name that the installed library does not have.
         """
+        self.check_listed()
         if self.library == TORCHVISION:
             return _make_torchvision(self.name_in_library, self.channels)
         if self.library == TIMM:
-            return _make_timm(self.name_in_library, self.channels)
+            import timm
+
+            return timm.create_model(self.name_in_library, pretrained=False, num_classes=0, in_chans=self.channels)
         return BUILTINS[self.name](self.channels)
+
+    def check_listed(self) -> None:
+        """Raise `ValueError` with the nearest names if the installed library does not have the architecture."""
+        if self.library == TORCHVISION:
+            from torchvision import models
+
+            _check_listed(self.name_in_library, models.list_models(module=models), TORCHVISION)
+        elif self.library == TIMM:
+            if find_spec(TIMM) is None:
+                raise ValueError(f"the backbone '{self.name}' needs {TIMM}; install it with: {EXTRA}")
+            import timm
+
+            _check_listed(self.name_in_library, timm.list_models(), TIMM)
 
     def make(self, seed: int) -> nn.Module:
         """Return a new backbone whose initial weights depend only on the seed."""
@@ -76,7 +92,6 @@ class Architecture(NumericSettings):
 def _make_torchvision(name: str, channels: int) -> nn.Module:
     from torchvision import models
 
-    _check_listed(name, models.list_models(module=models), TORCHVISION)
     if channels != 3:
         raise ValueError(f"{TORCHVISION} backbones read images of 3 channels, got {channels}")
     model = models.get_model(name, weights=None)
@@ -85,15 +100,6 @@ def _make_torchvision(name: str, channels: int) -> nn.Module:
         raise ValueError(f"'{TORCHVISION}:{name}' does not end in a linear head, so it cannot be used as a backbone")
     model.set_submodule(heads[-1], nn.Identity())
     return model
-
-
-def _make_timm(name: str, channels: int) -> nn.Module:
-    if find_spec(TIMM) is None:
-        raise ValueError(f"the backbone '{TIMM}:{name}' needs {TIMM}; install it with: {EXTRA}")
-    import timm
-
-    _check_listed(name, timm.list_models(), TIMM)
-    return timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
 
 
 def _check_listed(name: str, names: list[str], library: str) -> None:

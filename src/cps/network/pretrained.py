@@ -128,8 +128,10 @@ def _download_torchvision(name: str) -> tuple[Mapping[str, Tensor], str]:
 
 def _download_timm(architecture: Architecture) -> tuple[Mapping[str, Tensor], str]:
     import timm
+    from huggingface_hub.utils.logging import set_verbosity_error
 
     name = architecture.name_in_library
+    set_verbosity_error()  # else it warns of each of its many tries
     try:
         model: Any = timm.create_model(name, pretrained=True, num_classes=0, in_chans=architecture.channels)
     except Exception as error:  # timm and its hub raise many types
@@ -186,7 +188,11 @@ def _matching(state: Mapping[str, Tensor], module: nn.Module, architecture: str,
 
 
 def preprocessing_of(architecture: Architecture) -> Preprocessing:
-    """Return how the published weights of an architecture expect images; any others are assumed to be alike."""
+    """Return how the published weights of an architecture expect images; any others are assumed to be alike.
+
+    Raise `ValueError` for an unknown name.
+    """
+    architecture.check_listed()
     if architecture.name == LITE0:
         return Preprocessing(224, Normalize((127 / 255,) * 3, (128 / 255,) * 3))
     if architecture.library == TIMM:
