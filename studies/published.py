@@ -86,7 +86,7 @@ def describe_closed_form(run: Results) -> str:
 
 
 def write_compact(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file with numbers rounded to two decimals, and one line for each key."""
+    """Write a JSON file with numbers rounded to two decimals or two digits, and one line for each key."""
     lines = [f" {json.dumps(key)}: {json.dumps(_round(value))}" for key, value in content.items()]
     write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -118,7 +118,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> s
 
 def _round(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 2)
+        return round(value, 2) if abs(value) >= 0.1 else float(f"{value:.2g}")
     if isinstance(value, dict):
         return {key: _round(entry) for key, entry in value.items()}
     return [_round(entry) for entry in value] if isinstance(value, list) else value
