@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import cps
+from cps.evaluation.confusion import Confusion
 from cps.evaluation.evaluator import shuffled_groups
 from cps.network.shared import SharedNetwork
 from cps.selection.groups import consecutive_groups
@@ -180,9 +181,18 @@ def test_top5_is_measured_if_every_task_has_more_than_five_classes(make_learner,
     assert wrong.class_il["the first task"][1].top5 == pytest.approx(top5[0] / 2)
 
 
+def test_single_images_are_counted_by_their_class_and_the_predicted_one(learned):
+    learner, tasks = learned
+    confusion = cps.evaluate(learner, tasks, group_sizes=[2]).confusion
+    true = [name for task in tasks for name in task.test[1]]
+    predicted = [name for task in tasks for name in learner.predict(task.test[0]).classes]
+    assert confusion == Confusion.of([name for classes in learner.classes for name in classes], true, predicted)
+    assert sum(each.images for each in confusion.classes) == len(true)
+
+
 def test_an_evaluation_as_json_data_has_strings_as_group_sizes(learned):
     data = json.loads(json.dumps(cps.evaluate(*learned, group_sizes=[1, 5]).encode(), allow_nan=False))
-    assert list(data) == ["task_il", "class_il"]
+    assert list(data) == ["task_il", "class_il", "confusion"]
     assert list(data["task_il"]) == ["ACC", "BWT", "AIA", "accuracy"]
     assert list(data["class_il"]["MaxOutput"]) == ["1", "5"]
     assert list(data["class_il"]["MaxOutput"]["1"]) == ["ACC", "BWT", "AIA", "accuracy", "selection"]

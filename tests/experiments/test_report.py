@@ -2,6 +2,7 @@
 
 import pytest
 
+from cps.evaluation.confusion import Confusion
 from cps.experiments.report import group_size_table, write_report
 from cps.experiments.results import Bounds, Results, read_results
 from experiments.fake_results import make_closed_form, make_metrics, make_results
@@ -44,6 +45,20 @@ def test_text_from_files_is_escaped(tmp_path):
     assert "<i>" not in page
     assert page.count("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;") > 5
     assert page.count("<h1>") == 3  # one of them about both runs
+
+
+def test_the_page_shows_the_accuracy_of_classes_and_what_they_are_confused_with(tmp_path):
+    confusion = Confusion.of(
+        ["bolt", "<img>"], ["bolt"] * 3 + ["<img>"] * 2, ["bolt", "<img>", "<img>", "bolt", "<img>"]
+    )
+    write_report(tmp_path / "with.html", [make_results(confusion=confusion)])
+    write_report(tmp_path / "without.html", [make_results()])
+    page, without = ((tmp_path / name).read_text() for name in ("with.html", "without.html"))
+    assert page.count("<svg") == without.count("<svg") + 1
+    assert '<td class="text">bolt</td><td>33.3</td><td>3</td>' in page
+    assert '<td class="text">&lt;img&gt;</td><td class="text">bolt</td><td>3</td>' in page
+    assert "<img>" not in page
+    assert "<h2>Classes</h2>" not in without
 
 
 def test_a_closed_form_has_a_row_a_card_and_a_fact_also_where_it_is_better(tmp_path):

@@ -26,7 +26,7 @@ from cps.app.autoconfig import (
     choose_config,
     limit_epochs,
 )
-from cps.app.class_accuracy import Confusion, counted, read_confusion
+from cps.app.class_accuracy import counted, read_confusion
 from cps.app.estimate import affordable_epochs
 from cps.app.folder_scan import FolderScan, OnProgress
 from cps.app.frozen_folder import FrozenFolder, read_features
@@ -37,6 +37,7 @@ from cps.data.examples import ClassName, as_examples
 from cps.data.image_folder import FolderImages, ImageFolder
 from cps.data.rotations import Rotations, RotationScheme
 from cps.data.tasks import Task
+from cps.evaluation.confusion import Confusion
 from cps.learner import Learner
 from cps.loading import load
 from cps.network.outputs import Evidence

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from cps.app.class_accuracy import Confusion, read_confusion
+from cps.app.class_accuracy import read_confusion
 from cps.app.inspect import describe
 from cps.app.task_metadata import ADDITIONS, DATE, NUM_IMAGES
+from cps.evaluation.confusion import Confusion
 from cps.runtime.text import format_bytes, format_count
 
 MOST_CLASSES = 50  # in the table of classes
@@ -60,8 +61,8 @@ def _tasks(model: dict[str, Any]) -> str:
 
 
 def _accuracy(confusion: Confusion) -> str:
-    measured = [each for each in confusion.classes if each.held_out]
-    total, right = sum(each.held_out for each in measured), sum(each.right for each in measured)
+    measured = [each for each in confusion.classes if each.images]
+    total, right = sum(each.images for each in measured), sum(each.right for each in measured)
     if not total:
         return "Not measured: no images were held out."
     text = (
@@ -70,10 +71,8 @@ def _accuracy(confusion: Confusion) -> str:
         "later could not be confused with them."
     )
     rows = ["| class | right | held-out images |", "| --- | --- | --- |"]
-    worst = sorted(measured, key=lambda each: each.right / each.held_out)
-    rows += [
-        f"| {_escape(name)} | {right / held_out:.0%} | {held_out} |" for name, right, held_out in worst[:MOST_CLASSES]
-    ]
+    worst = sorted(measured, key=lambda each: each.right / each.images)
+    rows += [f"| {_escape(name)} | {right / images:.0%} | {images} |" for name, right, images in worst[:MOST_CLASSES]]
     left = len(worst) - MOST_CLASSES
     table = "\n".join(rows) + (f"\n\nThe other {left} classes are at least as accurate." if left > 0 else "")
     pairs = [f"- {_escape(a)} and {_escape(b)}: {format_count(n, 'image')}" for a, b, n in confusion.pairs[:MOST_PAIRS]]
@@ -103,7 +102,7 @@ def _method(model: dict[str, Any]) -> str:
 
 
 def _limits(model: dict[str, Any], confusion: Confusion) -> str:
-    few = [each.name for each in confusion.classes if each.held_out < 5]
+    few = [each.name for each in confusion.classes if each.images < 5]
     lines = [
         "- An image that belongs to no class is only sometimes recognised as unknown; measure it on your own images.",
         "- The accuracy is that of images like those in the folders; other cameras, places or seasons may differ.",

@@ -27,8 +27,8 @@ from cps.cli.terminal import (
 from cps.runtime.text import format_bytes, format_count, format_duration, join_names
 
 if TYPE_CHECKING:
-    from cps.app.class_accuracy import Confusion
     from cps.app.learn_folder import LearnedFolder, LearningPlan
+    from cps.evaluation.confusion import Confusion
 
 BACKBONES = (
     "small, resnet18-third, resnet18, resnet18-large, resnet32, efficientnet-lite0, torchvision:NAME or timm:NAME"
@@ -397,14 +397,14 @@ def _accuracy_of_all(learned: "LearnedFolder") -> str:
 
 def _print_confusion(confusion: "Confusion", of_which: str) -> None:
     """Print the least accurate classes and the pairs of classes that are most often confused."""
-    measured = [each for each in confusion.classes if each.held_out]
+    measured = [each for each in confusion.classes if each.images]
     if len(measured) < 2:
         return
-    worst = sorted((each for each in measured if each.right < each.held_out), key=lambda e: e.right / e.held_out)
+    worst = sorted((each for each in measured if each.right < each.images), key=lambda e: e.right / e.images)
     if not worst:
         console.print(f"All held-out images {of_which} were recognised.", highlight=False)
         return
-    least = [f"{sanitize(name)} {right} of {held_out}" for name, right, held_out in worst[:MOST_LISTED]]
+    least = [f"{sanitize(name)} {right} of {images}" for name, right, images in worst[:MOST_LISTED]]
     pairs = [f"{sanitize(one)} and {sanitize(other)} ({n})" for one, other, n in confusion.pairs[:MOST_LISTED]]
     console.print(f"Least accurate, right among the held-out images {of_which}: {', '.join(least)}.", highlight=False)
     console.print(f"Most often confused: {', '.join(pairs)}.", highlight=False)

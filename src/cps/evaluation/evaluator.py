@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cps.data.examples import LabelEncoder, as_examples, read_labels
+from cps.data.examples import ClassName, LabelEncoder, as_examples, read_labels
 from cps.data.rotations import average_views
 from cps.data.tasks import Task
+from cps.evaluation.confusion import Confusion
 from cps.evaluation.metrics import Evaluation, Matrix, Metrics
 from cps.learner import Learner
 from cps.network.outputs import Evidence, Outputs, concatenate
@@ -129,7 +130,7 @@ def evaluate(
             name: {size: _class_il(learner, selector, test, size, seed) for size in group_sizes}
             for name, selector in named.items()
         }
-        return Evaluation(task_il, class_il)
+        return Evaluation(task_il, class_il, _confusion(learner, next(iter(named.values())), test))
 
 
 def run_test_images(learner: Learner, tasks: Iterable[Task], *, flips: bool = False) -> EvaluationOutputs:
@@ -187,6 +188,21 @@ def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, gro
         top5=_mean_after_last(test, in_top5),
         selection=_accuracy_matrix(test, {after: each.task for after, each in found.items()}),
     )
+
+
+def _confusion(learner: Learner, selector: Selector, test: EvaluationOutputs) -> Confusion:
+    """Count what single images are taken for after the last task."""
+    subnetworks, statistics = learner.network.subnetworks[: test.num_tasks], learner.network.statistics(selector.name)
+    evidence, single = test.evidence(), torch.arange(len(test.task), device=test.task.device)
+    selected = select(selector, evidence, statistics[: test.num_tasks], single).tasks
+    _, chosen = choose_classes(selector, evidence, statistics[: test.num_tasks], selected)
+
+    def names(tasks: Tensor, outputs: Tensor) -> list[ClassName]:
+        pairs = zip(tasks.tolist(), outputs.tolist(), strict=True)
+        return [subnetworks[task].classes[output] for task, output in pairs]
+
+    every = dict.fromkeys(name for subnetwork in subnetworks for name in subnetwork.classes)
+    return Confusion.of(every, names(test.task, test.truth), names(selected, chosen))
 
 
 def _mean_after_last(test: EvaluationOutputs, is_correct: Tensor | None) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cps.evaluation.confusion import Confusion
 from cps.storage.json_codec import to_json
 
 Matrix = NDArray[np.float64]
@@ -102,11 +103,13 @@ class Metrics:
 class Evaluation:
     """What `evaluate` measured: metrics with the task given, and by selector name and group size with the task found.
 
-    `evaluation.class_il["Cascade"][1].ACC` is the accuracy of the cascade on single images after the last task.
+    `evaluation.class_il["Cascade"][1].ACC` is the accuracy of the cascade on single images after the last task, and
+    `confusion` counts what the first selector takes these images for. Files of early versions have none.
     """
 
     task_il: Metrics
     class_il: dict[str, dict[int, Metrics]]
+    confusion: Confusion | None = None
 
     def encode(self) -> dict[str, Any]:
         """Return the evaluation as JSON data, as results.json holds it."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
+from cps.evaluation.confusion import Confusion
 from cps.experiments import plots
 from cps.experiments.aggregate import (
     BOUNDS,
@@ -22,6 +23,8 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.results import Results
 from cps.storage.atomic import write_text
+
+MOST_PAIRS = 10  # of classes that are confused
 
 
 class HtmlTable(NamedTuple):
@@ -125,6 +128,7 @@ def _section(run: Results) -> dict[str, Any]:
         "cards": _cards(run),
         "accuracy": _html_table(group_size_table(run)),
         "figures": _figures(run),
+        "confusion": None if run.confusion is None else _confusion(run.confusion),
         "subnetworks": None if table is None else _html_table(table),
         "facts": _facts(run),
     }
@@ -154,6 +158,19 @@ def _figures(run: Results) -> list[HtmlFigure]:
          lambda: plots.plot_taken_weights(run)),
     ]  # fmt: skip
     return [_html_figure(draw(), caption) for is_shown, caption, draw in figures if is_shown]
+
+
+def _confusion(confusion: Confusion) -> dict[str, Any]:
+    """Return what the template shows about the accuracy of each class."""
+    classes = sorted((each for each in confusion.classes if each.images), key=lambda each: each.right / each.images)
+    accuracy = [[name, _percent(100 * right / images), str(images)] for name, right, images in classes]
+    pairs = [[one, other, str(images)] for one, other, images in confusion.pairs[:MOST_PAIRS]]
+    caption = "Single test images after the last task: rows are true classes, columns the predicted ones."
+    return {
+        "figures": [HtmlFigure(confusion.picture(), caption)],
+        "pairs": HtmlTable(["most often confused", "with", "images"], pairs, [True, True, False]),
+        "accuracy": HtmlTable(["class", "right (%)", "images"], accuracy, [True, False, False]),
+    }
 
 
 def _subnetwork_table(run: Results) -> Table | None:

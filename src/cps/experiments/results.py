@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cps.data.rotations import Rotations
+from cps.evaluation.confusion import Confusion
 from cps.evaluation.metrics import Evaluation, Matrix, Metrics
 from cps.evaluation.weight_sharing import LayerSharing
 from cps.methods.closed_form_metrics import ClosedFormMetrics
@@ -83,8 +84,9 @@ class SubnetworkCost:
 class Results:
     """Everything a run measured. Fields are the keys of results.json, in the order of the file.
 
-    `epochs` are those of training and of retraining. `flips` is the evaluation with mirror images. Fields with a
-    default are missing in files of early versions.
+    `epochs` are those of training and of retraining. `flips` is the evaluation with mirror images.
+    `confusion` counts what the default selector takes single images for after the last task. Fields with a default are
+    missing in files of early versions.
     """
 
     recipe: str
@@ -103,6 +105,7 @@ class Results:
     class_il: dict[str, dict[int, Metrics]]
     flips: Evaluation | None = None
     default_selector: str
+    confusion: Confusion | None = None
     bounds: Bounds = Bounds()  # frozen, so all results can share it
     dense: DenseCost | None = None
     weights: int | None = None
@@ -128,7 +131,8 @@ class Results:
 
     def with_evaluation(self, evaluation: Evaluation) -> "Results":
         """Return the results with another evaluation of the same model, without bounds."""
-        return replace(self, task_il=evaluation.task_il, class_il=evaluation.class_il, bounds=Bounds())
+        parts = {"task_il": evaluation.task_il, "class_il": evaluation.class_il, "confusion": evaluation.confusion}
+        return replace(self, **parts, bounds=Bounds())
 
     def encode(self) -> dict[str, Any]:
         """Return the results as JSON data."""

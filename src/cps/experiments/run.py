@@ -135,6 +135,7 @@ class Run:
             class_il=evaluation.class_il,
             flips=flips,
             default_selector=learner.config.selectors[0].name,
+            confusion=evaluation.confusion,
             bounds=self._run_bounds(scenario) if self.bounds else Bounds(),
             dense=dense,
             weights=sharing.weights,

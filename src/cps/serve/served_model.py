@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cps.app.class_accuracy import Confusion, read_confusion
+from cps.app.class_accuracy import read_confusion
 from cps.app.task_metadata import without_digests
 from cps.data.examples import ClassName
 from cps.data.images import square_size
+from cps.evaluation.confusion import Confusion
 from cps.learner import Learner
 from cps.loading import Load, load
 from cps.network.outputs import Evidence
@@ -178,8 +179,8 @@ def _describe(path: Path, learner: Learner, size: int, limits: Limits, confusion
         selector=learner.config.selectors[0].name,
         limits=LimitsInfo(images=limits.images, megabytes=limits.megabytes, megapixels=limits.megapixels),
         accuracy=[
-            ClassInfo(class_=str(_encodable(name)), right=right, held_out=held_out)
-            for name, right, held_out in confusion.classes
+            ClassInfo(class_=str(_encodable(name)), right=right, held_out=images)
+            for name, right, images in confusion.classes
         ],
         confused=[
             PairInfo(classes=[str(_encodable(one)), str(_encodable(other))], images=images)
