@@ -35,6 +35,6 @@ def test_the_card_is_printed_or_written(trained, tmp_path):
 
 def test_learning_and_inspect_show_the_accuracy_of_classes(trained):
     printed = " ".join((trained[1][1] + run_cps("inspect", trained[0] / "parts.cps").output).split())
-    assert "held-out images of this folder" in printed
-    assert "held-out images when their folder was learned" in printed
+    assert "eld-out images of this folder" in printed
+    assert "eld-out images when their folder was learned" in printed
     assert len(cps.load(trained[0] / "parts.cps").network.subnetworks[1].notes["confusion"]) == 2

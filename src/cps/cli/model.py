@@ -35,7 +35,7 @@ BACKBONES = (
 )
 Model = Annotated[Path, typer.Argument(help="The model file.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
-MOST_LISTED = 5  # classes, and pairs of classes, in the summary of the accuracy
+MOST_CLASSES, MOST_PAIRS = 20, 5  # in the summary of the accuracy
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -165,24 +165,26 @@ def inspect(
         accuracies = read_accuracy(task["notes"])
         known, selected = (f"{accuracy:.0%}" for accuracy in accuracies) if accuracies else ("", "")
         known = "one class" if len(task["classes"]) == 1 else known
-        cells = (str(task["task"]), sanitize(join_names(task["classes"])), known, selected, f"{task['density']:.1%}")
+        density = "closed form" if task["frozen"] else f"{task['density']:.1%}"
+        cells = (str(task["task"]), sanitize(join_names(task["classes"])), known, selected, density)
         table.add_row(*cells, task["fingerprint"][:8])
     console.print(table)
     for task in found["tasks"]:
         console.print(f"task {task['task']}: {sanitize(history_text(task['notes']))}", highlight=False)
-    _print_confusion(confusion, "when their folder was learned")
+    _print_confusion(confusion, "when their folder was learned", model)
     console.print(
         "task known, task selected: accuracy on held-out images when the task was learned, with the task known and "
-        "with the task selected among all; density: share of the weights that the task uses; fingerprint: the first 8 "
-        "characters",
+        "with the task selected among all; density: share of the weights that the task uses, or a closed form over "
+        "frozen features, which uses none; fingerprint: the first 8 characters",
         style="dim",
     )
     classes = sum(len(task["classes"]) for task in found["tasks"])
     fullest = ", ".join(f"{sanitize(name)} {share:.0%}" for name, share in found["fullest"])
+    fullest = f"; fullest layers: {fullest}" if found["free"] < 1 else ""
     console.print(
         f"tasks {len(found['tasks'])}, classes {classes}; {found['bytes'] / 2**20:.1f} MiB; "
         f"backbone {found['backbone'] or 'custom'}, images {tuple(found['input_shape'])}\n"
-        f"{found['free']:.1%} of {found['weights']:,} weights are free; fullest layers: {fullest}",
+        f"{found['free']:.1%} of {found['weights']:,} weights are free{fullest}",
         highlight=False,
     )
 
@@ -376,7 +378,7 @@ def _print_learned(plan: "LearningPlan", learned: "LearnedFolder") -> None:
     is_whole_task = learned.task is not None and not learned.added
     accuracy = accuracy_text(learned.notes) if is_whole_task else _accuracy_of_all(learned)
     console.print(f"Accuracy on held-out images: {accuracy}.", highlight=False)
-    _print_confusion(learned.confusion, "of this folder")
+    _print_confusion(learned.confusion, "of this folder", plan.model)
     if learned.task:
         console.print("The subnetworks of all earlier tasks are unchanged: their fingerprints match.")
     if learned.held_out < ENOUGH_HELD_OUT and learned.task is not None:
@@ -395,16 +397,23 @@ def _accuracy_of_all(learned: "LearnedFolder") -> str:
     return f"{known:.1%} with the task known, {selected:.1%} with the task selected among all ({images})"
 
 
-def _print_confusion(confusion: "Confusion", of_which: str) -> None:
-    """Print the least accurate classes and the pairs of classes that are most often confused."""
-    measured = [each for each in confusion.classes if each.images]
+def _print_confusion(confusion: "Confusion", of_which: str, model: Path) -> None:
+    """Print the accuracy of each class, the least accurate first, and the pairs that are most often confused."""
+    measured = sorted((each for each in confusion.classes if each.images), key=lambda each: each.right / each.images)
     if len(measured) < 2:
         return
-    worst = sorted((each for each in measured if each.right < each.images), key=lambda e: e.right / e.images)
-    if not worst:
+    if all(each.right == each.images for each in measured):
         console.print(f"All held-out images {of_which} were recognised.", highlight=False)
         return
-    least = [f"{sanitize(name)} {right} of {images}" for name, right, images in worst[:MOST_LISTED]]
-    pairs = [f"{sanitize(one)} and {sanitize(other)} ({n})" for one, other, n in confusion.pairs[:MOST_LISTED]]
-    console.print(f"Least accurate, right among the held-out images {of_which}: {', '.join(least)}.", highlight=False)
+    table = Table("class", "right", "mistaken for", title=f"Held-out images {of_which}")
+    for name, right, images in measured[:MOST_CLASSES]:
+        others = sorted(confusion.counts[name].items(), key=lambda item: (-item[1], item[0]))
+        mistaken = ", ".join(f"{sanitize(other)} ({count})" for other, count in others if other != name)
+        table.add_row(sanitize(name), f"{right} of {images}", mistaken)
+    console.print(table)
+    if len(measured) > MOST_CLASSES:
+        left = len(measured) - MOST_CLASSES
+        console.print(f"The other {left} classes are at least as accurate; `cps inspect --json` has all of them.")
+    pairs = [f"{sanitize(one)} and {sanitize(other)} ({n})" for one, other, n in confusion.pairs[:MOST_PAIRS]]
     console.print(f"Most often confused: {', '.join(pairs)}.", highlight=False)
+    console.print(f"The whole matrix as a picture: cps inspect {sanitize(model)} --picture FILE.svg", highlight=False)
