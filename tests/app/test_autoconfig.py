@@ -80,11 +80,12 @@ def test_photos_start_from_pretrained_weights_if_there_are_any_and_nothing_else_
 
 
 def test_a_pretrained_model_trains_behind_its_trunk_only_if_there_is_time():
-    frozen, trained, fixed = (
-        choose_config(make_scan(500, 300), options, has_gpu=False, installed="efficientnet-lite0")
-        for options in (Options(), Options(minutes=5), Options(epochs=3))
-    )
+    def choose(options, has_gpu=False):
+        return choose_config(make_scan(500, 300), options, has_gpu=has_gpu, installed="efficientnet-lite0")
+
+    frozen, trained, fixed = (choose(options) for options in (Options(), Options(minutes=5), Options(epochs=3)))
     assert [config.is_frozen for config in (frozen, trained, fixed)] == [True, False, False]
+    assert [choose(options, has_gpu=True).is_frozen for options in (Options(), Options(minutes=0))] == [False, True]
     assert frozen.settings == trained.settings
     assert trained.settings["train"].epochs == TRUNK_EPOCHS
     assert fixed.settings["train"].epochs == 3

@@ -83,3 +83,14 @@ def test_an_interrupted_run_resumes_with_the_epochs_it_began_with_whatever_time_
     plan = plan_of(folder, whole, minutes=60)
     learn_folder(plan, read_images(plan))
     assert load(model).fingerprint(1) == load(whole).fingerprint(1)
+
+
+def test_a_model_stays_with_what_its_tasks_were_learned_by_unless_minutes_are_given(model, tmp_path):
+    folder = write(tmp_path / "march", ["pin", "gear"], seed=2)
+    assert not plan_of(folder, model).is_frozen
+    assert plan_of(folder, model, minutes=0).is_frozen
+    learner = load(model)
+    learner.forget(0)
+    learner.save(model)
+    assert plan_of(folder, model).is_frozen  # as a new model
+    assert not plan_of(folder, model, minutes=1).is_frozen

@@ -30,8 +30,6 @@ AUGMENTATIONS = ("none", "shift", "shift+flip", "crop+flip")
 GIVEN = "given as an option"
 FROM_MODEL = "stored in the model"
 FROZEN_METHOD = "closed form over frozen features"
-
-
 NO_WEIGHTS = (
     "the images look like photos, but no pretrained weights are on this machine, so a network is trained from scratch: "
     "it takes longer, and far fewer predictions will be right (of 300 photos of ten bird species 40% instead of 86%). "
@@ -50,7 +48,9 @@ class Choice(NamedTuple):
 
 FROZEN = Choice("method", FROZEN_METHOD, "one pass over the images; --minutes N trains subnetworks, too")
 ONE_CLASS = Choice("method", FROZEN_METHOD, "a single class leaves a subnetwork nothing to tell apart")
-BEHIND_TRUNK = Choice("method", "subnetworks behind a frozen trunk", "the first layers of pretrained weights stay")
+BEHIND_TRUNK = Choice(
+    "method", "subnetworks behind a frozen trunk", "more accurate; --minutes 0 keeps to the closed form, in seconds"
+)
 TRUNK_EPOCHS = 12  # of dense training behind a trunk; more gain nothing
 
 
@@ -58,14 +58,9 @@ TRUNK_EPOCHS = 12  # of dense training behind a trunk; more gain nothing
 class Options:
     """The settings that the user gives; those that are None are chosen.
 
-    `pretrained` tells whether a new model starts from pretrained weights; if it does, tasks are trained only if
-    `epochs` are given or `minutes`, in which as many epochs are trained as time allows.
+    `pretrained` tells whether a new model starts from pretrained weights. If it does, its tasks are trained for so many
+    `epochs`, or for as many as fit into the `minutes`, and not at all with 0 minutes.
     """
-
-    @property
-    def trains(self) -> bool:
-        """Whether the user wants a pretrained model to be trained."""
-        return self.epochs is not None or self.minutes is not None
 
     size: int | None = None
     backbone: str | None = None
@@ -82,6 +77,10 @@ class Options:
             raise ValueError("--minutes and --epochs both say how long to train; give one of them")
         if self.augment is not None and self.augment not in AUGMENTATIONS:
             raise ValueError(f"unknown augmentation '{self.augment}'; choose from: {', '.join(AUGMENTATIONS)}")
+
+    def trains(self, *, default: bool) -> bool:
+        """Return True if tasks of a pretrained model are to be trained; `default` if the options leave it open."""
+        return self.minutes > 0 if self.minutes is not None else default or self.epochs is not None
 
     def check_frozen(self) -> None:
         """Raise `ValueError` if an option has no effect without training."""
@@ -159,7 +158,7 @@ def _pretrained_config(scan: FolderScan, options: Options, backbone: "_Chosen", 
         "seed": options.seed or 0,
         "selectors": (Fusion(SharedSpace(Pretrained()), cascade_tasks=0), *SELECTORS[1:]),
     }
-    is_frozen = not options.trains
+    is_frozen = not options.trains(default=has_gpu)
     if is_frozen:
         options.check_frozen()
     choices = (
@@ -257,13 +256,13 @@ def apply_options(options: Options, learner: Learner, size: int) -> tuple[tuple[
     if options.pretrained is not None:
         raise ValueError("only a new model can start from pretrained weights or from scratch; this one has weights")
     shape = (Choice("image size", f"{size} x {size}", FROM_MODEL), Choice("backbone", name, FROM_MODEL))
-    subnetworks = learner.network.subnetworks
-    if not options.trains and subnetworks and all(each.is_frozen for each in subnetworks):
-        options.check_frozen()
-        return (*shape, FROZEN), True
-    config = learner.config
+    config, network = learner.config, learner.network
     if options.minutes is not None and config.trunk is None:
         raise ValueError("--minutes is for models with a pretrained backbone; give --epochs")
+    has_trained = not all(subnetwork.is_frozen for subnetwork in network.subnetworks)
+    if network.pretrained is not None and not options.trains(default=has_trained or network.device.type == "cuda"):
+        options.check_frozen()
+        return (*shape, FROZEN), True
     epochs, batch_size = options.epochs or config.train.epochs, options.batch_size or config.train.batch_size
     retrain_epochs = _half(epochs) if options.epochs else config.retrain.epochs
     learner.configure(

@@ -135,7 +135,7 @@ def make_plan(
     plan = replace(plan, scan=new, classes=classes, known=known, repeated=len(scan.files) - len(new.files))
     if len(classes) == 1 and learner.config.trunk is not None:
         return replace(plan, is_frozen=True, choices=(*choices[:2], ONE_CLASS))
-    return plan if options.minutes is None else _within(plan, options.minutes)
+    return _within(plan, options.minutes) if options.minutes else plan
 
 
 def _within(plan: LearningPlan, minutes: float) -> LearningPlan:

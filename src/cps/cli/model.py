@@ -55,13 +55,16 @@ def learn(
         int | None,
         typer.Option(
             min=1,
-            help="Epochs before pruning; half as many follow each pruning round. A pretrained model is trained only if "
-            "they or --minutes are given.",
+            help="Epochs before pruning; half as many follow each pruning round. Without a GPU, a pretrained model is "
+            "trained only if they or --minutes are given.",
         ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.1, help="Train subnetworks of a pretrained model, too, for as many epochs as fit in."),
+        typer.Option(
+            min=0.0,
+            help="Train subnetworks of a pretrained model, too, for as many epochs as fit in; 0: do not train.",
+        ),
     ] = None,
     batch: Annotated[int | None, typer.Option(min=2, help="Batch size.")] = None,
     augment: Annotated[str | None, typer.Option(help="none, shift, shift+flip or crop+flip.")] = None,
