@@ -7,6 +7,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import cps
+from samples import conv_net, make_task
 
 
 def test_a_state_dict_holds_the_tensors_layers_and_forward_code(learner, images, tmp_path):
@@ -25,3 +26,18 @@ def test_a_state_dict_holds_the_tensors_layers_and_forward_code(learner, images,
     layers = json.loads(metadata["layers"])
     assert "Conv2d" in layers["backbone.layers.0"]
     assert "layers_0" in metadata["forward"]
+
+
+def test_the_forward_code_behind_a_trunk_includes_the_trunk_and_the_pretrained_layers(fabric, tmp_path):
+    torch.manual_seed(0)
+    training = cps.Training(1, cps.SGD(0.02), batch_size=8)
+    learner = cps.Learner(conv_net(), trunk="2", rounds=0, train=training, retrain=training, fabric=fabric)
+    learner.learn(make_task(0))
+    learner.learn_frozen(make_task(10))
+    for task, parts in ((0, {"forward", "trunk forward", "pretrained forward"}), (1, {"forward", "trunk forward"})):
+        path = tmp_path / f"{task}.safetensors"
+        cps.export_task(learner, task, path)
+        with safe_open(path, framework="pt") as file:
+            codes = {name: code for name, code in file.metadata().items() if name.endswith("forward")}
+        assert set(codes) == parts
+        assert all(code.startswith("def forward") for code in codes.values())

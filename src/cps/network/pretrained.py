@@ -181,7 +181,7 @@ def _matching(state: Mapping[str, Tensor], module: nn.Module, architecture: str,
             found = f"shape {tuple(given[wrong].shape)}" if wrong in given else "nothing"
             raise ValueError(
                 f"the weights in '{source}' do not fit the backbone {architecture}: '{wrong}' must have shape "
-                f"{tuple(needed[wrong].shape)}, got {found}"
+                f"{tuple(needed[wrong].shape)}, got {found}; choose the backbone of these weights, or other weights"
             )
         given = in_order
     return {name: given[name].to(value.dtype) for name, value in needed.items()}
