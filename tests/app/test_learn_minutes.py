@@ -55,6 +55,15 @@ def test_a_single_class_keeps_the_closed_form_and_two_are_trained(model, tmp_pat
     assert learner.network.subnetworks[1].num_rotations == 1
 
 
+def test_held_out_images_are_added_to_the_sums_after_they_have_measured_the_accuracy(model, tmp_path):
+    plan = plan_of(write(tmp_path / "march", ["pin", "gear"], seed=2), model)
+    learned = learn_folder(plan, read_images(plan), hold_out=0.2)
+    assert (learned.images, learned.held_out) == (20, 4)
+    learner = load(model)
+    assert learner.network.statistics("Fusion")[1]["shared counts"].tolist() == [10, 10]
+    assert learner.network.subnetworks[1].notes["held out"] == 4
+
+
 def test_more_images_of_one_known_class_are_added_to_its_sums(model, tmp_path):
     plan = plan_of(write(tmp_path / "march", ["nut"], seed=2), model, minutes=1)
     learned = learn_folder(plan, read_images(plan))

@@ -44,7 +44,7 @@ from cps.network.outputs import Evidence
 from cps.network.pretrained import installed_backbone, load_pretrained
 from cps.network.trunk import suggest_trunk
 from cps.runtime.environment import reproducibility_context
-from cps.selection.base import Oracle
+from cps.selection.base import GrowingSelector, Oracle
 from cps.selection.gather import gather_evidence
 from cps.selection.predict import predict
 from cps.storage import atomic, container
@@ -238,8 +238,8 @@ def learn_folder(
 ) -> LearnedFolder:
     """Learn the images of a folder, measure the accuracy on held-out images, and replace the model file.
 
-    New classes become a task. On frozen features, images of known classes are added to sums, and so are the held-out
-    images once they have measured the accuracy.
+    New classes become a task. On frozen features, images of known classes are added to sums. The held-out images are
+    added to sums, too, once they have measured the accuracy.
     """
     before = content.seconds if isinstance(content, FrozenFolder) else 0.0
     before += (_matching_checkpoint(plan) or {}).get("seconds", 0.0)
@@ -254,8 +254,7 @@ def learn_folder(
         task = len(learner.network.subnetworks) - 1
     _add(plan, content, [index for index in train if plan.is_frozen and names[index] in plan.known])
     outcome = _predict_held_out(plan, content, held_out)
-    if plan.is_frozen:
-        _add(plan, content, held_out)
+    _add(plan, content, held_out)
     _annotate(plan, content, task, hold_out=held_out, outcome=outcome, seconds=round(time.monotonic() - start, 1))
     learner.save(plan.model)
     atomic.remove(checkpoint_path(plan.model))
@@ -395,9 +394,9 @@ def _learn(plan: LearningPlan, task: Task, on_progress: OnProgress | None) -> No
 
 
 def _add(plan: LearningPlan, content: Content, indices: list[int]) -> None:
-    """Add some of the images to the sums of their classes."""
+    """Add some of the images to the sums of their classes, if a selector keeps sums."""
     data = _select(plan, content, indices)
-    if data is not None:
+    if data is not None and any(isinstance(each, GrowingSelector) for each in plan.learner.config.selectors):
         classes = list(dict.fromkeys(plan.classes[content.labels[index]] for index in indices))
         plan.learner.add(Task(classes, train=data))
 
