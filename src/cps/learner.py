@@ -257,7 +257,7 @@ class Learner:
                 self.network.keep_pretrained()
             check_statistics(self.config.selectors, self.network)
             with self._seeded(HEAD):
-                examples, held_out, _ = prepare_task(task, self.network, ROTATIONS, self.workers, min_outputs=1)
+                examples, held_out, _ = prepare_task(task, self.network, ROTATIONS, self.workers, is_frozen=True)
             examples = examples.to(self.fabric.device)
             if on_progress is not None:
                 examples = CountedExamples(examples, on_progress)

@@ -101,6 +101,22 @@ class Uncalled(nn.Module):
         return nn.functional.linear(self.called(images.flatten(1)).relu(), self.read.weight)
 
 
+class MatrixProduct(nn.Linear):
+    """Multiplies by its weight without F.linear."""
+
+    def forward(self, x):
+        return x @ self.weight.T + self.bias
+
+
+class ByHand(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.called, self.read = nn.Linear(72, 16), MatrixProduct(16, 8)
+
+    def forward(self, images):
+        return self.read(self.called(images.flatten(1)).relu())
+
+
 def swin():
     from torchvision.models.swin_transformer import SwinTransformer
 
@@ -110,8 +126,8 @@ def swin():
 
 
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
-@pytest.mark.parametrize(("make", "name"), [(Uncalled, "read.weight"), (swin, "2.features.1.0.attn.qkv.weight")])
-def test_weights_that_are_used_without_calling_their_layer_are_private(make_learner, tmp_path, caplog, make, name):
+@pytest.mark.parametrize(("make", "name"), [(Uncalled, "read.weight"), (ByHand, "read.weight"), (swin, "2.features.1.0.attn.qkv.weight")])
+def test_weights_that_no_layer_passes_to_its_usual_function_are_private(make_learner, tmp_path, caplog, make, name):
     torch.manual_seed(0)
     learner = make_learner(make())
     learner.learn(make_task(0))
@@ -140,7 +156,7 @@ def test_a_backbone_that_calls_no_layer_raises_and_an_interrupted_one_can_be_lea
             return nn.functional.linear(images.flatten(1), self.read.weight)
 
     with pytest.raises(
-        ValueError, match="the backbone calls none of its layers, so nothing can be pruned; call 'read'"
+        ValueError, match=r"no layer of the backbone passes its weight to F\.conv2d or F\.linear.*call 'read'"
     ):
         make_learner(CallsNothing()).learn(make_task(0))
     learner = make_learner(Uncalled(), on_epoch=lambda progress: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -149,6 +165,45 @@ def test_a_backbone_that_calls_no_layer_raises_and_an_interrupted_one_can_be_lea
     learner.on_epoch = None
     learner.learn(make_task(0))
     assert "read.weight" in learner.network.parts.private
+
+
+class Standardised(nn.Conv2d):
+    """Weight standardisation: each filter is used without its mean."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean(dim=(1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Scaled(nn.Conv2d):
+    """Uses each weight times a number."""
+
+    def forward(self, x):
+        return nn.functional.conv2d(x, 2 * self.weight, self.bias, self.stride, self.padding)
+
+
+def with_layer(layer):
+    return nn.Sequential(layer, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8))
+
+
+def timm_standardised():
+    return pytest.importorskip("timm").layers.ScaledStdConv2d(2, 8, 3)
+
+
+@pytest.mark.parametrize("make", [lambda: Standardised(2, 8, 3), timm_standardised], ids=["ours", "timm"])
+def test_a_layer_that_mixes_pruned_weights_back_in_raises_by_name_before_training(make_learner, make):
+    epochs = []
+    learner = make_learner(with_layer(make()), on_epoch=epochs.append)
+    with pytest.raises(ValueError, match=r"layer '0' \(\w+\) computes its weight .* use a plain Conv2d"):
+        learner.learn(make_task(0))
+    assert epochs == []
+    learner.learn_frozen(make_task(0))  # which prunes nothing
+
+
+def test_negative_control_a_layer_that_scales_its_weight_is_learned(make_learner):
+    learner = make_learner(with_layer(Scaled(2, 8, 3)), pruner=cps.NNrelief(0.6))
+    subnetwork = learner.learn(make_task(0))
+    assert not subnetwork.masks["0.weight"].all()
 
 
 class AlwaysDropout(nn.Module):

@@ -11,14 +11,14 @@ def test_tokens_are_averaged():
     torch.manual_seed(0)
     layer = nn.Linear(5, 4)
     tokens = torch.randn(6, 3, 5)
-    mean_input = record_activations(nn.Sequential(layer), ["0.weight"], [tokens]).inputs["0.weight"][0]
+    mean_input = record_activations(nn.Sequential(layer), ["0.weight"], [tokens]).calls["0.weight"][0].input
     torch.testing.assert_close(mean_input, tokens.abs().mean(dim=(0, 1)))
 
 
 def test_tokens_folded_into_the_batch_are_averaged():
     layer = nn.Linear(5, 4)
     tokens = torch.randn(6, 3, 5)
-    folded = record_activations(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).inputs["1.weight"][0]
+    folded = record_activations(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).calls["1.weight"][0].input
     torch.testing.assert_close(folded, tokens.abs().mean(dim=(0, 1)))
 
 
@@ -33,9 +33,9 @@ def test_a_layer_called_twice_is_scored_on_both_signals():
 
     torch.manual_seed(0)
     module, images = Twice(), torch.randn(6, 4)
-    first, second = record_activations(module, ["layer.weight"], [images]).inputs["layer.weight"]
-    torch.testing.assert_close(first, images.abs().mean(0))
-    torch.testing.assert_close(second, torch.relu(module.layer(images)).detach().abs().mean(0))
+    first, second = record_activations(module, ["layer.weight"], [images]).calls["layer.weight"]
+    torch.testing.assert_close(first.input, images.abs().mean(0))
+    torch.testing.assert_close(second.input, torch.relu(module.layer(images)).detach().abs().mean(0))
 
 
 def test_a_last_batch_of_one_image_is_not_added_to_parameters_that_broadcast():

@@ -77,17 +77,82 @@ def test_kernel_importance_equals_the_nested_loops(kind):
     layer = nn.Conv2d(4, 8, bias=False, **CONVOLUTIONS[kind])
     images = torch.randn(6, 4, 9, 7)
     activity = record_activations(nn.Sequential(layer), ["0.weight"], [images[:4], images[4:]])
-    scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
+    scores, bias = importance(activity.calls["0.weight"])
     assert bias is None
     torch.testing.assert_close(scores[:, :, 0, 0], reference_kernel_importance(layer, images))
+
+
+class PadsItself(nn.Conv2d):
+    """Pads in its own forward, like timm's `Conv2dSame`; its attribute `padding` is 0."""
+
+    def forward(self, x):
+        return F.conv2d(F.pad(x, (1, 1, 1, 1)), self.weight, self.bias, self.stride)
+
+
+class ScalesItself(nn.Conv2d):
+    """Uses its weight times a number for each output."""
+
+    def forward(self, x):
+        scale = torch.arange(1.0, 1 + len(self.weight))[:, None, None, None]
+        return F.conv2d(x, scale * self.weight, self.bias, self.stride, self.padding)
+
+
+def importance_in(layer, images):
+    return importance(record_activations(nn.Sequential(layer), ["0.weight"], [images]).calls["0.weight"])[0]
+
+
+def test_a_layer_that_pads_in_its_forward_is_scored_on_the_padded_signal():
+    torch.manual_seed(0)
+    plain, own = nn.Conv2d(4, 8, 3, padding=1, stride=2), PadsItself(4, 8, 3, stride=2)
+    own.load_state_dict(plain.state_dict())
+    images = torch.zeros(6, 4, 8, 8)
+    images[..., 0] = torch.randn(6, 4, 8)  # signal at the border only
+    expected = importance_in(plain, images)
+    assert torch.equal(importance_in(own, images), expected)
+    unpadded = nn.Conv2d(4, 8, 3, stride=2)
+    unpadded.load_state_dict(plain.state_dict())
+    assert not torch.allclose(importance_in(unpadded, images), expected, rtol=0.01)
+
+
+def test_a_layer_that_computes_its_weight_is_scored_on_the_weight_that_it_uses():
+    torch.manual_seed(0)
+    plain, own = nn.Conv2d(4, 8, 3), ScalesItself(4, 8, 3)
+    own.load_state_dict(plain.state_dict())
+    images = torch.randn(6, 4, 8, 8)
+    scale = torch.arange(1.0, 9)[:, None, None, None]
+    torch.testing.assert_close(importance_in(own, images), scale * importance_in(plain, images))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel")
+@pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 2, "padding_mode": "circular"}])
+def test_other_ways_of_padding_are_scored_like_zeros_around_the_image(padding):
+    torch.manual_seed(0)
+    layer, images = nn.Conv2d(4, 8, 4 if padding["padding"] == "same" else 3, **padding), torch.randn(6, 4, 9, 7)
+    sides = (1, 2, 1, 2) if padding["padding"] == "same" else (2, 2, 2, 2)
+    mode = padding.get("padding_mode", "constant")
+    unpadded = nn.Conv2d(4, 8, layer.kernel_size)
+    unpadded.load_state_dict(layer.state_dict())
+    torch.testing.assert_close(importance_in(layer, images), importance_in(unpadded, F.pad(images, sides, mode=mode)))
+
+
+def test_layers_of_timm_that_pad_in_their_forward_are_learned(make_learner):
+    layers = pytest.importorskip("timm").layers
+    backbone = nn.Sequential(
+        layers.Conv2dSame(2, 8, 3, stride=2), nn.ReLU(), layers.Conv2dSame(8, 8, 3, stride=2), nn.ReLU(), nn.Flatten()
+    )
+    learner = make_learner(backbone, pruner=cps.NNrelief(0.7))
+    learner.learn(make_task(0))
+    before = learner.fingerprint(0)
+    learner.learn(make_task(10))
+    assert learner.fingerprint(0) == before
 
 
 def test_negative_control_signed_weights_give_other_scores():
     torch.manual_seed(0)
     layer = nn.Conv2d(4, 8, 3, bias=False)
     images = torch.randn(6, 4, 9, 7)
-    inputs = record_activations(nn.Sequential(layer), ["0.weight"], [images]).inputs["0.weight"]
-    scores, _ = importance(layer, layer.weight.detach(), inputs)
+    calls = record_activations(nn.Sequential(layer), ["0.weight"], [images]).calls["0.weight"]
+    scores, _ = importance(calls)
     first, kernel = images.abs().mean(0)[None, :1], layer.weight[:1, :1].detach()
     torch.testing.assert_close(scores[0, 0, 0, 0], F.conv2d(first, kernel.abs()).norm())
     assert not torch.isclose(scores[0, 0, 0, 0], F.conv2d(first, kernel).norm())
@@ -98,7 +163,7 @@ def test_linear_importance_equals_the_nested_loops():
     layer = nn.Linear(5, 4)
     images = torch.randn(6, 5)
     activity = record_activations(nn.Sequential(layer), ["0.weight"], [images])
-    scores, bias = importance(layer, layer.weight.detach(), activity.inputs["0.weight"])
+    scores, bias = importance(activity.calls["0.weight"])
     torch.testing.assert_close(scores, reference_linear_importance(layer, images))
     torch.testing.assert_close(bias, layer.bias.detach().abs())
 

@@ -9,20 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cps.network.masks import mask_shape
 from cps.network.outputs import are_close
 from cps.network.partition import layer_of, move_module, named_tensors, set_tensors
 from cps.runtime.devices import full_precision
+from cps.runtime.layer_calls import record_layer_calls
 from cps.runtime.text import first_line
 
 
 class ForwardCheck(NamedTuple):
-    """The number of features, and the names of weights that are used without calling their layer.
+    """The number of features, and the names of weights of unusual layers.
 
-    Hooks cannot record the input of those layers, so their weights cannot be scored for pruning.
+    `unscored` weights are passed neither to `F.conv2d` nor to `F.linear` by calls of their layer. What they are
+    multiplied with is unknown, so they cannot be scored for pruning. Layers of `computed` weights pass another tensor.
     """
 
     features: int
-    uncalled: list[str]
+    unscored: list[str]
+    computed: list[str]
 
 
 @torch.no_grad()
@@ -31,13 +35,15 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
 
     Raise `ValueError` if the backbone cannot be used on such images, or has a layer that does not affect the features.
     """
-    called: set[str] = set()
+    passed: dict[str, Tensor] = {}  # the weight that each layer uses
+    layers = {name: layer_of(backbone, name) for name in names}
     shapes = {name: value.shape for name, value in named_tensors(backbone).items()}
-    handles = [layer_of(backbone, name).register_forward_hook(lambda *_, name=name: called.add(name)) for name in names]
     backbone.eval()
     try:
         with full_precision():  # held for both, so that a training thread cannot switch it in between
-            features, again = backbone(pixels.clone()), backbone(pixels.clone())
+            with record_layer_calls(layers, lambda name, call: passed.update({name: call.weight})):
+                features = backbone(pixels.clone())
+            again = backbone(pixels.clone())
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -45,10 +51,7 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
             f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}"
             f"{_hint(backbone, pixels)}"
         ) from error
-    finally:
-        for handle in handles:
-            handle.remove()
-    uncalled = [name for name in names if name not in called]
+    unscored = [name for name in names if name not in passed]
     for name, value in named_tensors(backbone).items():
         if shapes.get(name) != value.shape:
             raise ValueError(f"the backbone creates '{name}' in its first forward pass; run it once on an image first")
@@ -66,13 +69,39 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
             "the backbone returns different features for the same images, even in eval mode; a dropout that stays on, "
             "or state outside its buffers, would make it forget"
         )
-    for name in uncalled:
+    for name in unscored:
         with full_precision():
             changed = functional_call(backbone, {name: _perturb(named_tensors(backbone)[name])}, (pixels.clone(),))
         if torch.equal(changed, features):
             layer = name.removesuffix("weight").removesuffix(".")
             raise ValueError(f"layer '{layer}' does not run in the forward pass; remove it")
-    return ForwardCheck(features.shape[1], uncalled)
+    computed = [name for name, weight in passed.items() if weight is not layers[name].weight]
+    return ForwardCheck(features.shape[1], unscored, computed)
+
+
+@torch.no_grad()
+def check_masks_hold(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> None:
+    """Raise `ValueError` if a layer that computes its weight uses connections that a mask has switched off.
+
+    Weight standardisation does: it subtracts the mean of all values, which is not zero, from those that are.
+    """
+    if not names:
+        return
+    draws = torch.Generator().manual_seed(0)
+    tensors = named_tensors(backbone)
+    off = {name: torch.rand(mask_shape(tensors[name].shape), generator=draws) < 0.5 for name in names}
+    off = {name: mask.to(tensors[name].device) for name, mask in off.items()}
+    used: dict[str, Tensor] = {}
+    layers = {name: layer_of(backbone, name) for name in names}
+    with record_layer_calls(layers, lambda name, call: used.update({name: call.weight})):
+        functional_call(backbone, {name: tensors[name].masked_fill(off[name], 0) for name in names}, (pixels.clone(),))
+    for name, mask in off.items():
+        if used[name].masked_select(mask).any():
+            layer = name.removesuffix(".weight")
+            raise ValueError(
+                f"layer '{layer}' ({type(layers[name]).__name__}) computes its weight from all values of it, as weight "
+                "standardisation does, so pruned connections would stay partly on; use a plain Conv2d or Linear there"
+            )
 
 
 @torch.no_grad()

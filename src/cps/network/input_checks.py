@@ -11,7 +11,7 @@ from cps.data.examples import ClassName, Examples, TensorExamples, as_examples
 from cps.data.normalize import image_range, is_pixel_range
 from cps.data.rotations import RotationScheme, check_rotations
 from cps.data.tasks import Scenario, Task
-from cps.network.backbone_checks import check_forward, check_functional_call
+from cps.network.backbone_checks import check_forward, check_functional_call, check_masks_hold
 from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import local_labels
 from cps.runtime.text import first_line
@@ -27,18 +27,18 @@ def prepare_task(
     rotations: RotationScheme,
     workers: int,
     *,
-    min_outputs: int = 2,
+    is_frozen: bool = False,
     new_versions: bool = False,
 ) -> tuple[Examples, Examples | None, int]:
     """Return a task's training examples, its held-out examples or None, and the number of features of the backbone.
 
-    Raise an error for a task that the network could not learn; its head must have `min_outputs` outputs. Known classes
-    are an error, too, unless `new_versions`.
+    Raise an error for a task that the network could not learn. If `is_frozen`, nothing will be trained or pruned.
+    Known classes are an error, too, unless `new_versions`.
     """
     if not isinstance(task, Task):
         hint = "; learn its tasks one by one" if isinstance(task, Scenario) else ""
         raise TypeError(f"task must be a cps.Task, got {type(task).__name__}{hint}")
-    if 0 < len(task.classes) * rotations.num_rotations < min_outputs:
+    if len(task.classes) * rotations.num_rotations == 1 and not is_frozen:
         raise ValueError(
             "the task has one class, and a head needs at least two outputs; learn it together with another class, or "
             "in four rotations (rotations=cps.Rotations())"
@@ -46,7 +46,7 @@ def prepare_task(
     if not new_versions:
         _check_new(task.classes, network)
     examples = _training_examples(task, network, workers=workers)
-    features = _run_first_images(examples, network, rotations)
+    features = _run_first_images(examples, network, rotations, is_frozen=is_frozen)
     return examples, _held_out_examples(task, network, workers=workers), features
 
 
@@ -107,7 +107,9 @@ def _ignore_labels(labels: Sequence[ClassName]) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.long)
 
 
-def _run_first_images(examples: Examples, network: SharedNetwork, rotations: RotationScheme) -> int:
+def _run_first_images(
+    examples: Examples, network: SharedNetwork, rotations: RotationScheme, *, is_frozen: bool
+) -> int:
     """Run two images through the backbone; return its number of features, and record the images' shape and range."""
     images = _sample(examples)
     shape = tuple(images.shape[1:])
@@ -118,8 +120,13 @@ def _run_first_images(examples: Examples, network: SharedNetwork, rotations: Rot
     passed = check_forward(network.backbone, network.parts.shared, pixels)
     if not network.subnetworks:
         check_functional_call(network.backbone, pixels)
-        if passed.uncalled:
-            _make_private(passed.uncalled, network)
+        if passed.unscored:
+            _make_private(passed.unscored, network)
+    elif passed.unscored:
+        layer = passed.unscored[0].removesuffix(".weight")
+        raise ValueError(f"layer '{layer}' must pass its weight to F.conv2d or F.linear, to be pruned like before")
+    if not is_frozen:
+        check_masks_hold(network.backbone, passed.computed, pixels)
     network.set_input(shape, image_range(images))
     return passed.features
 
@@ -133,12 +140,16 @@ def _sample(examples: Examples) -> Tensor:
 
 
 def _make_private(names: list[str], network: SharedNetwork) -> None:
-    """Give every task its own copy of weights that are used without calling their layer."""
+    """Give every task its own copy of weights that cannot be scored."""
     if len(names) == len(network.weights):
         layer = names[0].removesuffix(".weight")
-        raise ValueError(f"the backbone calls none of its layers, so nothing can be pruned; call '{layer}'")
+        raise ValueError(
+            "no layer of the backbone passes its weight to F.conv2d or F.linear, so nothing can be pruned; call "
+            f"'{layer}', whose forward must do so"
+        )
     log.warning(
-        "'%s' (%d in all) is used without calling its layer, so it cannot be pruned; every task keeps its own copy",
+        "'%s' (%d in all) is used without calling its layer, or by another function than F.conv2d and F.linear, so it "
+        "cannot be pruned; every task keeps its own copy",
         names[0], len(names),
     )  # fmt: skip
     network.make_private(names)

@@ -1,11 +1,12 @@
 """Record the activations that pruning measures: inputs of layers, and the summands of residual connections.
 
-`record_activations` needs one forward pass over the images. It works on any module without rewriting its forward.
+`record_activations` needs one forward pass over the images. It works on any module without rewriting its forward. The
+input of a layer is what its convolution or matrix product receives, which a `forward` of its own may have padded.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from cps.network.partition import layer_of
+from cps.runtime.layer_calls import LayerCall, record_layer_calls
 
 ADDITIONS = {"add", "__add__", "__radd__", "__iadd__", "add_"}
 PASS_THROUGH = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -46,12 +48,12 @@ class Addition:
 class Activations:
     """Activations over all images.
 
-    `inputs[name]` has an entry for each call of that layer: its mean absolute input, (channels, height, width) for
-    `Conv2d` and (features,) for `Linear`, where all axes but the last are averaged. `additions` holds sums, since only
-    their ratios matter. Its keys are the two layers that are added and how often they were added before.
+    `calls[name]` has an entry for each call of that layer, whose `input` is the mean absolute one: (channels, height,
+    width) for `Conv2d` and (features,) for `Linear`, where all axes but the last are averaged. `additions` holds sums,
+    since only their ratios matter. Its keys are the two layers that are added and how often they were added before.
     """
 
-    inputs: dict[str, list[Tensor]] = field(default_factory=dict)
+    calls: dict[str, list[LayerCall]] = field(default_factory=dict)
     additions: dict[tuple[str | None, str | None, int], Addition] = field(default_factory=dict)
 
 
@@ -59,26 +61,53 @@ class Activations:
 def record_activations(backbone: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> Activations:
     """Run batches of pixels through the backbone in eval mode and return the activations."""
     activations = Activations()
-    rows: dict[str, list[int]] = {}
+    layers = {name: layer_of(backbone, name) for name in names}
+    inputs = _InputSums(names)
     images = 0
     backbone.eval()
     for pixels in batches:
-        calls: dict[str, list[tuple[Tensor, int]]] = {name: [] for name in names}
         recorder = _AdditionRecorder()
-        with _hooks(backbone, names, calls), recorder:
+        inputs.begin_batch()
+        with _mark_branches(backbone, layers), recorder, record_layer_calls(layers, inputs.add):
             backbone(pixels.clone())  # a copy, since the first operation may work in place
-        for name, sums in calls.items():
-            totals = activations.inputs.setdefault(name, [torch.zeros_like(total) for total, _ in sums])
-            counts = rows.setdefault(name, [0] * len(sums))
-            for index, (total, number) in enumerate(sums):
-                totals[index] += total
-                counts[index] += number
         _accumulate(activations, recorder.additions, len(pixels))
         images += len(pixels)
-    for name, totals in activations.inputs.items():
-        activations.inputs[name] = [total / number for total, number in zip(totals, rows[name], strict=True)]
+    activations.calls = inputs.means()
     activations.additions = {key: known for key, known in activations.additions.items() if known.images == images}
     return activations
+
+
+class _InputSums:
+    """The sums of the absolute inputs of each call of each layer over images, and over tokens for `Linear`."""
+
+    def __init__(self, names: Sequence[str]):
+        self._sums: dict[str, list[tuple[LayerCall, int]]] = {name: [] for name in names}  # with numbers of rows
+        self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """Count the calls of each layer from the first one again."""
+        self._done = dict.fromkeys(self._sums, 0)
+
+    def add(self, name: str, call: LayerCall) -> None:
+        """Add the input of the next call of a layer."""
+        magnitude = call.input.detach().abs().float()
+        axes = 1 if call.convolution is None else 3  # of one input
+        rows = magnitude.reshape(-1, *magnitude.shape[-axes:])
+        total, number = rows.sum(dim=0), len(rows)
+        index, sums = self._done[name], self._sums[name]
+        self._done[name] += 1
+        if index == len(sums):
+            sums.append((replace(call, input=total), number))
+        else:
+            known, before = sums[index]
+            sums[index] = replace(known, input=known.input + total), before + number
+
+    def means(self) -> dict[str, list[LayerCall]]:
+        """Return each call of each layer with its mean absolute input."""
+        return {
+            name: [replace(call, input=call.input / number) for call, number in sums]
+            for name, sums in self._sums.items()
+        }
 
 
 class _AdditionRecorder(TorchFunctionMode):
@@ -117,18 +146,14 @@ class _AdditionRecorder(TorchFunctionMode):
 
 
 @contextmanager
-def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tuple[Tensor, int]]]) -> Iterator[None]:
-    """Record the inputs of the named layers in `calls`, and mark their outputs as branches."""
+def _mark_branches(backbone: nn.Module, layers: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Mark the outputs of layers, and of norm layers after them, as branches."""
     handles = []
 
-    def hook_layer(name: str, layer: nn.Module) -> None:
-        def before(_module: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
-            calls[name].append(_sum_input(layer, inputs[0] if inputs else named["input"]))
-
+    def mark(name: str, layer: nn.Module) -> None:
         def after(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
             output._cps_source = LayerOutput(name, output_channel_axis(layer))  # pyright: ignore
 
-        handles.append(layer.register_forward_pre_hook(before, with_kwargs=True))
         handles.append(layer.register_forward_hook(after))
 
     def pass_on(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -136,8 +161,8 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
         if source is not None and output is not inputs[0]:
             output._cps_source = LayerOutput(source.weight, source.channel_axis, source)  # pyright: ignore
 
-    for name in names:
-        hook_layer(name, layer_of(backbone, name))
+    for name, layer in layers.items():
+        mark(name, layer)
     for module in backbone.modules():
         if isinstance(module, PASS_THROUGH):
             handles.append(module.register_forward_hook(pass_on))
@@ -151,13 +176,6 @@ def _hooks(backbone: nn.Module, names: Sequence[str], calls: dict[str, list[tupl
 def output_channel_axis(layer: nn.Module) -> int:
     """Return the channel axis of a layer's output."""
     return 1 if isinstance(layer, nn.Conv2d) else -1
-
-
-def _sum_input(layer: nn.Module, signal: Tensor) -> tuple[Tensor, int]:
-    """Return the sum of the absolute input over images (and tokens, for `Linear`), and their number."""
-    magnitude = signal.detach().abs().float()
-    rows = magnitude if isinstance(layer, nn.Conv2d) else magnitude.reshape(-1, magnitude.shape[-1])
-    return rows.sum(dim=0), len(rows)
 
 
 def _accumulate(activations: Activations, additions: list[Addition], images: int) -> None:

@@ -1,17 +1,17 @@
 """NNrelief, the pruner of the paper: keep the connections that carry most of the signal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.network.masks import Masks, per_output
-from cps.network.partition import layer_of
 from cps.pruning.activations import Activations, record_activations
 from cps.pruning.dead_channels import find_dead_channels
 from cps.runtime.devices import as_float64
+from cps.runtime.layer_calls import LayerCall
 from cps.storage.settings_codec import NumericSettings, setting
 
 
@@ -38,7 +38,7 @@ class NNrelief(NumericSettings):
         weights = {name: parameter.detach() for name, parameter in backbone.named_parameters()}
         kept: Masks = {}
         for name, mask in masks.items():
-            scores = importance(layer_of(backbone, name), weights[name], activations.inputs[name])
+            scores = importance(activations.calls[name])
             kept[name] = mask & self.keep(*scores)
         for name, weak in self._weak_branches(activations).items():
             kept[name] &= ~per_output(weak, kept[name].ndim)
@@ -85,38 +85,36 @@ class NNrelief(NumericSettings):
         return weak
 
 
-def importance(layer: nn.Module, weight: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+def importance(calls: Sequence[LayerCall]) -> tuple[Tensor, Tensor | None]:
     """Return the unnormalised importance of each connection (eq. 2), and of the bias of a `Linear` layer.
 
-    `inputs` holds the mean absolute input of each call of the layer. The result has the shape of the layer's mask.
+    `calls` holds each call of the layer with its mean absolute input. The result has the shape of the layer's mask.
     """
-    if isinstance(layer, nn.Conv2d):
-        flows = sum(_squared_kernel_flow(layer, weight, signal) for signal in inputs)
+    weight = calls[0].weight.detach()
+    if calls[0].convolution is not None:
+        flows = sum(_squared_kernel_flow(call) for call in calls)
         return torch.as_tensor(flows).sqrt()[:, :, None, None], None
-    signal = torch.stack(list(inputs)).mean(dim=0)
-    bias = getattr(layer, "bias", None)
+    signal = torch.stack([call.input for call in calls]).mean(dim=0)
+    bias = calls[0].bias
     return weight.abs().float() * signal, None if bias is None else bias.detach().abs().float()
 
 
-def _squared_kernel_flow(layer: nn.Conv2d, weight: Tensor, signal: Tensor) -> Tensor:
+def _squared_kernel_flow(call: LayerCall) -> Tensor:
     """Return the squared Frobenius norm of |w_kc| * a_c for every kernel, shape (out, in).
 
     With the patches P_c of the map a_c and G_c = P_c P_c^T, the squared norm is |w_kc|^T G_c |w_kc|, so one product
     serves all kernels of a layer.
     """
-    padded = F.pad(signal[None], layer._reversed_padding_repeated_twice, mode=_pad_mode(layer))[0]
-    patches = F.unfold(padded[:, None], layer.kernel_size, layer.dilation, stride=layer.stride)  # type: ignore
+    assert call.convolution is not None
+    weight, (stride, padding, dilation, groups) = call.weight.detach(), astuple(call.convolution)
+    padded = F.pad(call.input, padding)
+    patches = F.unfold(padded[:, None], weight.shape[2:], dilation, stride=stride)  # type: ignore
     gram = patches @ patches.transpose(1, 2)  # (channels, kernel, kernel)
     filters = weight.abs().float().flatten(2)  # (out, in / groups, kernel)
-    groups = layer.groups
     grouped = filters.reshape(groups, len(filters) // groups, *filters.shape[1:])
     gram = gram.reshape(groups, filters.shape[1], *gram.shape[1:])
     flow = torch.einsum("gkcu,gcuv->gkcv", grouped, gram)
     return (flow * grouped).sum(dim=-1).clamp_min(0).reshape(filters.shape[:2])
-
-
-def _pad_mode(layer: nn.Conv2d) -> str:
-    return "constant" if layer.padding_mode == "zeros" else layer.padding_mode
 
 
 def _channel_norms(total: Tensor, channel_axis: int) -> Tensor:
