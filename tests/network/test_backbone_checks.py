@@ -126,7 +126,9 @@ def swin():
 
 
 @pytest.mark.filterwarnings("ignore:.*layers without masks")
-@pytest.mark.parametrize(("make", "name"), [(Uncalled, "read.weight"), (ByHand, "read.weight"), (swin, "2.features.1.0.attn.qkv.weight")])
+@pytest.mark.parametrize(
+    ("make", "name"), [(Uncalled, "read.weight"), (ByHand, "read.weight"), (swin, "2.features.1.0.attn.qkv.weight")]
+)
 def test_weights_that_no_layer_passes_to_its_usual_function_are_private(make_learner, tmp_path, caplog, make, name):
     torch.manual_seed(0)
     learner = make_learner(make())

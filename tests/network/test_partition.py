@@ -34,6 +34,7 @@ INVALID = {
     "complex weights": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 4, dtype=torch.complex64)), "complex64"),
     "TorchScript": (traced, "TorchScript"),
     "weight norm by a hook": (old_weight_norm, "'1' computes its weight"),
+    "a compiled layer": (lambda: nn.Sequential(torch.compile(nn.Flatten()), nn.Linear(72, 4)), "layer '0' is compiled"),
     "DataParallel": (lambda: nn.DataParallel(conv_net()), "wrapped in DataParallel; pass its .module"),
 }  # fmt: skip
 
@@ -44,6 +45,21 @@ def test_a_backbone_that_cannot_be_masked_raises(make_learner, what):
     make, message = INVALID[what]
     with pytest.raises(ValueError, match=message):
         make_learner(make()).learn(make_task(0))
+
+
+def test_a_compiled_backbone_is_used_without_compilation(make_learner, tmp_path, caplog):
+    torch.manual_seed(0)
+    backbone = conv_net()
+    with caplog.at_level("INFO", "cps"):
+        compiled = make_learner(torch.compile(backbone))
+    assert "its original module is used, without torch.compile" in caplog.text
+    plain = make_learner(backbone)
+    for learner in (compiled, plain):
+        learner.learn(make_task(0))
+    assert compiled.fingerprint(0) == plain.fingerprint(0)
+    compiled.save(tmp_path / "model.cps")
+    loaded = cps.load(tmp_path / "model.cps", torch.compile(conv_net()), fabric=plain.fabric)
+    assert loaded.fingerprint(0) == plain.fingerprint(0)
 
 
 def test_layers_without_masks_are_private_and_a_warning_says_so(make_learner):

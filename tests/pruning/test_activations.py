@@ -18,7 +18,9 @@ def test_tokens_are_averaged():
 def test_tokens_folded_into_the_batch_are_averaged():
     layer = nn.Linear(5, 4)
     tokens = torch.randn(6, 3, 5)
-    folded = record_activations(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).calls["1.weight"][0].input
+    folded = (
+        record_activations(nn.Sequential(nn.Flatten(0, 1), layer), ["1.weight"], [tokens]).calls["1.weight"][0].input
+    )
     torch.testing.assert_close(folded, tokens.abs().mean(dim=(0, 1)))
 
 

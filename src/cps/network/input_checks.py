@@ -107,9 +107,7 @@ def _ignore_labels(labels: Sequence[ClassName]) -> Tensor:
     return torch.zeros(len(labels), dtype=torch.long)
 
 
-def _run_first_images(
-    examples: Examples, network: SharedNetwork, rotations: RotationScheme, *, is_frozen: bool
-) -> int:
+def _run_first_images(examples: Examples, network: SharedNetwork, rotations: RotationScheme, *, is_frozen: bool) -> int:
     """Run two images through the backbone; return its number of features, and record the images' shape and range."""
     images = _sample(examples)
     shape = tuple(images.shape[1:])

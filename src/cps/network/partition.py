@@ -4,6 +4,7 @@ Shared are the weights of `Conv2d` and `Linear` layers, which are masked, pruned
 norm layers with their statistics, biases, embeddings and other parameters. Each task has its own copy of those.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+
+log = logging.getLogger(__name__)
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -32,6 +35,18 @@ class Parts:
     def with_private(self, names: Collection[str]) -> "Parts":
         """Return the parts with some of the shared weights made private."""
         return Parts(tuple(name for name in self.shared if name not in names), (*self.private, *names))
+
+
+def uncompiled(backbone: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` was called with, or the module itself.
+
+    A compiled module runs the code of the tensors that it was compiled with, and cps substitutes them.
+    """
+    original = getattr(backbone, "_orig_mod", None)
+    if not isinstance(original, nn.Module):
+        return backbone
+    log.info("the backbone is compiled; its original module is used, without torch.compile")
+    return original
 
 
 def partition(backbone: nn.Module) -> Parts:
@@ -126,6 +141,8 @@ def _check_maskable(backbone: nn.Module) -> None:
     for name, module in backbone.named_modules():
         if isinstance(module, ScriptModule):
             raise ValueError(f"layer '{name}' is TorchScript; pass the original nn.Module")
+        if isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            raise ValueError(f"layer '{name}' is compiled by torch.compile; pass the backbone with its original layers")
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise ValueError(f"the backbone is wrapped in {type(module).__name__}; pass its .module")
         weight = getattr(module, "weight", None)

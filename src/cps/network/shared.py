@@ -37,6 +37,7 @@ from cps.network.partition import (
     partition,
     put_channels_last,
     set_tensors,
+    uncompiled,
 )
 from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork, check_sealed, stand_in
 from cps.network.trunk import Maps, keep_maps, split_backbone
@@ -77,6 +78,7 @@ class SharedNetwork:
     """
 
     def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None, trunk: str | None = None):
+        backbone = uncompiled(backbone)
         self.trunk: nn.Module | None = None
         if trunk is not None:
             self.trunk, backbone = split_backbone(backbone, trunk)

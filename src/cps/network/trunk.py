@@ -113,8 +113,7 @@ def _traced(backbone: nn.Module) -> fx.GraphModule:
         return trace_module(copy.deepcopy(backbone).eval())
     except Exception as error:  # a traced forward may raise anything
         raise ValueError(
-            f"the backbone cannot be split into a trunk and a tail, since torch.fx cannot trace it "
-            f"({type(error).__name__}: {first_line(error)})"
+            f"the backbone cannot be split into a trunk and a tail: torch.fx cannot trace it ({first_line(error)})"
         ) from error
 
 

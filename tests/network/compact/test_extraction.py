@@ -137,3 +137,97 @@ def test_no_batch_norm_is_folded_into_a_convolution_that_is_called_twice(make_le
     with full_precision():
         features = learner.extract(0).outputs(images).features
         torch.testing.assert_close(features / scale, learner.network.full_outputs([images], 0).features / scale)
+
+
+def keep_first(number):
+    """Return a pruner that keeps the connections from the first channels of each hidden layer."""
+
+    def prune(backbone, masks, batches):
+        return {
+            name: mask
+            & ((torch.arange(mask.shape[1]) < number) | (mask.shape[1] < 8))[
+                (None, slice(None)) + (None,) * (mask.ndim - 2)
+            ]
+            for name, mask in masks.items()
+        }
+
+    return prune
+
+
+def compact_size(learner):
+    return sum(parameter.numel() for parameter in learner.extract(0).backbone.parameters())
+
+
+@pytest.mark.usefixtures("in_full_precision")
+def test_batch_norm_with_an_activation_and_convolutions_that_pad_are_cut_like_plain_ones(make_learner, caplog):
+    """timm has both: `BatchNormAct2d` and `Conv2dSame`."""
+    layers = pytest.importorskip("timm").layers
+
+    class Gated(torch.nn.Module):
+        """Squeezes by a mean that keeps the axes, and gates by a shifted and scaled ReLU6."""
+
+        def __init__(self):
+            super().__init__()
+            self.squeeze = torch.nn.Conv2d(16, 16, 1)
+
+        def forward(self, x):
+            gate = torch.nn.functional.relu6(self.squeeze(x.mean((2, 3), keepdim=True)) + 3) / 6
+            return x * gate
+
+    def backbone(norm, convolution):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Conv2d(2, 16, 3, padding=1), *norm(16), convolution(), *norm(16), Gated(), torch.nn.Conv2d(16, 8, 1),
+            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(),
+        )  # fmt: skip
+
+    def plain(channels):
+        return torch.nn.BatchNorm2d(channels), torch.nn.ReLU()
+
+    sizes = {}
+    for name, norm, convolution in (
+        ("plain", plain, lambda: torch.nn.Conv2d(16, 16, 3, padding=1)),
+        ("timm", lambda channels: [layers.BatchNormAct2d(channels)], lambda: layers.Conv2dSame(16, 16, 3)),
+    ):
+        learner = make_learner(backbone(norm, convolution), pruner=keep_first(4))
+        task = make_task(0, shape=(2, 8, 8))
+        learner.learn(task)
+        images = task.test[0].to(learner.network.device)
+        expected = learner.network.full_outputs([images], 0).logits
+        torch.testing.assert_close(learner.extract(0)(images), expected, rtol=1e-3, atol=TOLERANCE)
+        sizes[name] = compact_size(learner), sum(value.numel() for value in learner.network.backbone.parameters())
+    assert sizes["timm"] == sizes["plain"]
+    assert sizes["timm"][0] < 0.4 * sizes["timm"][1]
+    assert "keep all channels" not in caplog.text
+
+
+class Branching(torch.nn.Module):
+    """Decides by its values, which cannot be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() > -1e9 else x
+
+
+@pytest.mark.parametrize(
+    ("layer", "line"),
+    [
+        (lambda: torch.nn.GroupNorm(2, 8), "layer '1.0' (GroupNorm) needs all channels of its input"),
+        (Branching, "layer '1.0' (Branching) cannot be traced"),
+    ],
+    ids=["not known to keep channels apart", "cannot be traced"],
+)
+def test_one_log_line_names_the_layer_that_prevents_cutting(make_learner, caplog, layer, line):
+    backbone = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 8, 3), torch.nn.Sequential(layer()), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    )
+    learner = make_learner(backbone, pruner=keep_first(4))
+    with caplog.at_level("INFO", "cps.network.compact"):
+        for first in (0, 10):
+            learner.learn(make_task(first, shape=(2, 8, 8)))
+            learner.extract(0)
+    (message,) = [record.message for record in caplog.records if record.name.startswith("cps.network.compact")]
+    assert message.startswith(f"subnetworks keep all channels: {line}")

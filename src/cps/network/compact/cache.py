@@ -1,5 +1,6 @@
 """Cache of the compact networks of sealed subnetworks, created on first use."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from cps.network.compact.parallel_inference import ParallelInference, convert_fo
 from cps.network.outputs import Outputs, concatenate
 from cps.network.partition import as_channels_last
 from cps.network.subnetwork import Subnetwork
+
+log = logging.getLogger(__name__)
 
 MAX_CACHED = 8  # combinations of tasks whose ParallelInference is kept
 LAUNCH_BOUND = 2**24  # parameters below which a GPU takes longer to launch a network's kernels than to run them
@@ -36,6 +39,7 @@ class CompactCache:
         """
         self._backbone, self._tensors_of, self._sample, self._precision = backbone, tensors_of, sample, precision
         self._networks: dict[int, nn.Module | None] = {}
+        self._logged: set[str] = set()
         self._parallel: dict[tuple[int, ...], ParallelInference] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -43,7 +47,11 @@ class CompactCache:
 
     def extract(self, task: int) -> nn.Module | None:
         """Return a new compact network of the task, or None if it cannot be extracted."""
-        return extract_compact(self._backbone, self._tensors_of(task), self._sample())
+        network, obstacle = extract_compact(self._backbone, self._tensors_of(task), self._sample())
+        if obstacle and obstacle not in self._logged:
+            log.info("subnetworks keep all channels: %s", obstacle)
+            self._logged.add(obstacle)
+        return network
 
     def is_worthwhile(self, task: int) -> bool:
         """Return True if the task predicts with its compact network.

@@ -2,14 +2,15 @@
 
 The backbone is traced. Batch norm layers are folded into the convolutions before them, and channels that no connection
 of the subnetwork reads are removed from every layer that carries them. Channels of unknown operations are all kept; a
-backbone that cannot be traced is not compacted at all.
+backbone that cannot be traced is not compacted at all. Where nothing can be removed, the layer that prevents it is
+named.
 """
 
 import copy
-import logging
 import operator
 from collections.abc import Callable
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,26 +21,32 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from cps.closed_form.spaces import root_normalize
 from cps.data.normalize import Prepare, as_floats
 from cps.data.rotations import average_views, class_logits
-from cps.network.compact.fx_tracing import ADDITIONS, RELUS, trace_module
+from cps.network.compact.fx_tracing import (
+    ADDITIONS,
+    RELUS,
+    TraceError,
+    describe_layer,
+    remove_unused_reads,
+    trace_module,
+)
 from cps.network.outputs import Outputs, are_close
 from cps.network.partition import set_tensors
 from cps.network.subnetwork import Subnetwork
 from cps.runtime.devices import full_precision
 from cps.runtime.text import first_line
 
-log = logging.getLogger(__name__)
-
 # Operations that process each channel separately and keep the order of channels.
 CHANNELWISE_MODULES = (
     nn.ReLU, nn.ReLU6, nn.SiLU, nn.GELU, nn.ELU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid,
-    nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d,
+    nn.Identity, nn.Dropout, nn.Dropout2d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Mish, nn.Upsample,
 )  # fmt: skip
 CHANNELWISE_FUNCTIONS = {
     *RELUS, F.relu6, F.silu, F.gelu, F.hardswish, F.hardsigmoid, torch.sigmoid, torch.tanh, F.dropout,
-    F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.elu, F.leaky_relu, torch.relu_,
+    F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.elu, F.leaky_relu, torch.relu_, F.mish, F.interpolate,
     "sigmoid", "tanh", "clamp", "contiguous",
 }  # fmt: skip
-ELEMENTWISE = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"}  # of two values
+ELEMENTWISE = {*ADDITIONS, operator.mul, operator.imul, torch.mul, "mul", "mul_"}  # of two values, or with a number
+WITH_NUMBER = {operator.sub, operator.truediv, operator.itruediv, torch.div, "sub", "div", "div_"}
 
 
 class Standalone(nn.Module):
@@ -107,11 +114,18 @@ def copy_with_tensors(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Mod
     return copied
 
 
+class Extraction(NamedTuple):
+    """A compact network, or None if there is none, and why channels were not removed; "" if they were."""
+
+    network: nn.Module | None
+    obstacle: str = ""
+
+
 @torch.no_grad()
-def extract_compact(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -> nn.Module | None:
+def extract_compact(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Tensor) -> Extraction:
     """Return a compact module that computes what the backbone computes with these tensors, in eval mode.
 
-    `pixels` are images on which both are compared. Return None if the backbone cannot be traced, changes its input in
+    `pixels` are images on which both are compared. There is none if the backbone cannot be traced, changes its input in
     place, or if the compact module computes different features.
     """
     dense = copy_with_tensors(backbone, tensors)
@@ -121,20 +135,21 @@ def extract_compact(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Ten
             expected = dense(given)  # before tracing, whose error for a failing forward is long and obscure
         if not torch.equal(given, pixels):
             raise ValueError("it changes its input in place, but compact networks share their input")
-        compact = _compact_graph(trace_module(copy.deepcopy(dense)), pixels)
+        compact, obstacle = _compact_graph(trace_module(copy.deepcopy(dense)), pixels)
         with full_precision():
             if are_close(compact(pixels), expected):
-                return compact
-        reason = "the compact network computes different features"
+                return Extraction(compact, obstacle)
+        return Extraction(None, "the compact network computes different features")
+    except TraceError as error:
+        return Extraction(None, str(error))
     except Exception as error:  # a traced forward may raise anything
-        reason = f"{type(error).__name__}: {first_line(error)}"
-    log.info("subnetworks run at full size (%s)", reason)
-    return None
+        return Extraction(None, f"{type(error).__name__}: {first_line(error)}")
 
 
-def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> fx.GraphModule:
-    """Fold batch norm layers and remove unused channels, in place; return the graph."""
+def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> tuple[fx.GraphModule, str]:
+    """Fold batch norm layers and remove unused channels, in place; return the graph and what prevented all removals."""
     ShapeProp(graph).propagate(pixels)
+    graph = _restore_norms(graph)
     _fold_norms(graph)
     channels = _ChannelGroups(graph)
     used = channels.find_used()
@@ -146,7 +161,36 @@ def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> fx.GraphModule:
             inputs = used.get(channels.find_root(node.args[0]))
             outputs = used.get(channels.find_root(node))
             _keep_channels(layer, inputs, outputs)
-    return graph
+    return graph, "" if any(not mask.all() for mask in used.values()) else channels.find_obstacle()
+
+
+def _restore_norms(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with calls of `F.batch_norm` turned into batch norm layers.
+
+    Batch norm layers of other classes call it, such as timm's, which end in an activation.
+    """
+    for node in list(graph.graph.nodes):
+        if node.target is not F.batch_norm or _num_axes(node) != 4:
+            continue
+        given = signature(F.batch_norm).bind(*node.args, **node.kwargs)
+        given.apply_defaults()
+        arguments = given.arguments
+        tensors = [arguments[name] for name in ("running_mean", "running_var", "weight", "bias")]
+        if arguments["training"] or not all(isinstance(each, fx.Node) and each.op == "get_attr" for each in tensors):
+            continue
+        mean, variance, weight, bias = (operator.attrgetter(str(each.target))(graph) for each in tensors)
+        norm = nn.BatchNorm2d(len(mean), eps=arguments["eps"]).requires_grad_(False).eval()
+        norm.weight, norm.bias = weight, bias
+        norm.running_mean, norm.running_var = mean, variance
+        name = f"norm_{node.name}"
+        graph.add_submodule(name, norm)
+        with graph.graph.inserting_before(node):
+            layer = graph.graph.call_module(name, (arguments["input"],))
+        layer.meta = dict(node.meta)
+        node.replace_all_uses_with(layer)
+        graph.graph.erase_node(node)
+    remove_unused_reads(graph.graph)
+    return fx.GraphModule(graph, graph.graph, type(graph).__name__)  # without the tensors that only these calls read
 
 
 def _fold_norms(graph: fx.GraphModule) -> None:
@@ -183,6 +227,7 @@ class _ChannelGroups:
         self.graph = graph
         self.parent: dict[fx.Node, fx.Node] = {}  # union-find
         self.pinned: set[fx.Node] = set()  # values of unknown operations: all their channels are kept
+        self.unknown: list[fx.Node] = []  # these operations
         self.readers: list[tuple[fx.Node, nn.Conv2d | nn.Linear]] = []
         for node in graph.graph.nodes:
             self.parent[node] = node
@@ -222,11 +267,25 @@ class _ChannelGroups:
             if before == {root: int(mask.sum()) for root, mask in used.items()}:
                 return used
 
+    def find_obstacle(self) -> str:
+        """Return a sentence about the unknown operation that keeps the channels of most weights; "" if none does."""
+
+        def kept_by(node: fx.Node) -> int:
+            roots = {self.find_root(each) for each in (node, *node.all_input_nodes)}
+            return sum(layer.weight.numel() for reader, layer in self.readers if self.find_root(reader) in roots)
+
+        worst = max(self.unknown, key=kept_by, default=None)
+        if worst is None or kept_by(worst) == 0:
+            return ""
+        return f"{describe_layer(worst.meta.get('nn_module_stack', {}))} needs all channels of its input"
+
     def _visit(self, node: fx.Node) -> None:
         """Join the node with its inputs if it keeps their channels, list it if it reads them, and pin it otherwise."""
         inputs = node.all_input_nodes
         layer = self.graph.get_submodule(str(node.target)) if node.op == "call_module" else None
-        if isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
+        if isinstance(layer, nn.Conv2d | nn.Linear) and not _has_only_weight_and_bias(layer):
+            self._pin(node)
+        elif isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels == layer.out_channels:
             self._join(node, inputs[0])
         elif (isinstance(layer, nn.Conv2d) and layer.groups == 1) or (
             isinstance(layer, nn.Linear) and _num_axes(inputs[0]) == 2
@@ -240,12 +299,24 @@ class _ChannelGroups:
         elif self._keeps_channels(node, layer):
             self._join(node, inputs[0])
         else:
-            self.pinned.update([node, *inputs])
+            self._pin(node)
+
+    def _pin(self, node: fx.Node) -> None:
+        """Keep all channels that an operation reads and writes."""
+        self.pinned.update([node, *node.all_input_nodes])
+        if node.op.startswith("call"):
+            self.unknown.append(node)
 
     def _keeps_channels(self, node: fx.Node, layer: nn.Module | None) -> bool:
-        """Return True if the node is a mean or a flattening that leaves one number per channel."""
-        is_flattening = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten", "mean", torch.mean)
-        return is_flattening and _num_axes(node) == 2 and _have_same_channels(node, node.all_input_nodes[0])
+        """Return True if the node is an operation with a number, or a mean or flattening to one number per channel."""
+        inputs = node.all_input_nodes
+        if node.target in (ELEMENTWISE | WITH_NUMBER) and len(inputs) == 1:
+            return _shape(node) == _shape(inputs[0])
+        is_mean = node.target in ("mean", torch.mean)
+        is_flattening = isinstance(layer, nn.Flatten) or node.target in (torch.flatten, "flatten")
+        return (
+            ((is_mean or is_flattening) and _num_axes(node) == 2) or (is_mean and _num_axes(node) == 4)
+        ) and _have_same_channels(node, inputs[0])
 
     def _join(self, node: fx.Node, other: fx.Node) -> None:
         first, second = self.find_root(node), self.find_root(other)
@@ -275,6 +346,11 @@ def _keep_channels(layer: nn.Module, inputs: Tensor | None, outputs: Tensor | No
         layer.out_features, layer.in_features = layer.weight.shape
     elif isinstance(layer, nn.BatchNorm2d):
         layer.num_features = len(layer.weight)
+
+
+def _has_only_weight_and_bias(layer: nn.Module) -> bool:
+    """Return True unless the layer has further tensors, whose channels are unknown."""
+    return {name for name, _ in (*layer.named_parameters(), *layer.named_buffers())} <= {"weight", "bias"}
 
 
 def _shape(node: fx.Node) -> Any:

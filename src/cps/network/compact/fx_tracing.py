@@ -2,11 +2,13 @@
 
 torch.fx patches methods of the `nn.Module` class for the whole process while it traces. The tracer here records only
 the calls of its own thread and passes those of other threads through unchanged. One module is traced at a time.
+
+Convolutions and linear layers stay whole, also those whose class has another forward.
 """
 
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,18 +16,54 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from cps.runtime.process_state import TRACE_LOCK
+from cps.runtime.text import first_line
 
 # Targets of graph nodes.
 ADDITIONS: tuple[Any, ...] = (operator.add, operator.iadd, torch.add, "add", "add_")
 RELUS: tuple[Any, ...] = (F.relu, torch.relu, "relu", "relu_")
+READS: tuple[Any, ...] = (getattr, operator.getitem, operator.eq, operator.ne, operator.le, operator.ge, "size", "dim")
+
+
+class TraceError(ValueError):
+    """Raised for a module that cannot be traced."""
 
 
 def trace_module(module: nn.Module) -> fx.GraphModule:
-    """Return the module as a graph of its operations."""
+    """Return the module as a graph of its operations; raise `TraceError`, which names the layer, if that fails."""
     with TRACE_LOCK:
         tracer = _ThreadTracer()
-        graph = tracer.trace(module)
-        return fx.GraphModule(tracer.root, graph, type(module).__name__)
+        try:
+            graph = tracer.trace(module)
+        except Exception as error:  # a traced forward may raise anything
+            layer = describe_layer(tracer.module_stack)
+            raise TraceError(f"{layer} cannot be traced: {type(error).__name__}: {first_line(error)}") from error
+        traced = fx.GraphModule(tracer.root, graph, type(module).__name__)
+    _remove_assertions(traced)
+    return traced
+
+
+def describe_layer(stack: Mapping[str, tuple[str, type]]) -> str:
+    """Return the name and the type of the innermost of nested modules, as a node of a graph holds them."""
+    if not stack:
+        return "the backbone itself"
+    path, kind = list(stack.values())[-1]
+    return f"layer '{path}' ({kind.__name__})"
+
+
+def _remove_assertions(traced: fx.GraphModule) -> None:
+    """Remove checks of shapes, which would count as readers of all channels."""
+    for node in list(traced.graph.nodes):
+        if node.target is torch._assert:
+            traced.graph.erase_node(node)
+    remove_unused_reads(traced.graph)
+    traced.recompile()
+
+
+def remove_unused_reads(graph: fx.Graph) -> None:
+    """Remove nodes that read a tensor of the module, or a shape, for nothing."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and (node.op == "get_attr" or node.target in READS):
+            graph.erase_node(node)
 
 
 class _ThreadTracer(fx.Tracer):
@@ -34,6 +72,10 @@ class _ThreadTracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return True for a module that is one operation of the graph."""
+        return isinstance(m, nn.Conv2d | nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Record the call of a submodule."""
