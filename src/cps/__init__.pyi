@@ -59,6 +59,7 @@ from .selection.base import (
     LinkedSelector as LinkedSelector,
     OpenSetSelector as OpenSetSelector,
     Oracle as Oracle,
+    PartialClassSelector as PartialClassSelector,
     Selector as Selector,
     ShrinkingSelector as ShrinkingSelector,
 )
@@ -66,7 +67,7 @@ from .selection.cascade import Cascade as Cascade
 from .selection.fusion import Fusion as Fusion
 from .selection.importance_signature import ImportanceSignature as ImportanceSignature
 from .selection.max_output import MaxOutput as MaxOutput
-from .selection.predict import Prediction as Prediction
+from .selection.prediction import Prediction as Prediction
 from .selection.shared_space import SharedSpace as SharedSpace
 from .selection.stream import Stream as Stream
 from .storage.container import FileError as FileError

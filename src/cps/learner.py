@@ -48,7 +48,8 @@ from cps.selection.base import Oracle, Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
 from cps.selection.known_classes import add_images, check_growing, forget_class, known_tasks, rename_class
-from cps.selection.predict import Prediction, predict
+from cps.selection.predict import predict
+from cps.selection.prediction import Prediction
 from cps.selection.statistics import check_selectors, check_statistics, collect_statistics
 from cps.selection.stream import Stream
 from cps.storage.settings_codec import contains_setting

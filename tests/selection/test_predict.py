@@ -72,11 +72,6 @@ def test_a_selector_without_statistics_raises(learned):
         learned.predict(IMAGES, selector=cps.ImportanceSignature(norm=1))
 
 
-def test_predictions_and_tasks_are_compared_by_identity(learned):
-    assert learned.predict(IMAGES) != learned.predict(IMAGES)
-    assert make_task(0) != make_task(0)
-
-
 def test_selectors_do_not_run_under_the_callers_autocast(make_learner):
     class RecordAutocast(cps.MaxOutput):
         name = "RecordAutocast"

@@ -21,7 +21,7 @@ from cps.data.decode import ImageError, decode_image
 from cps.data.image_folder import SUFFIX_LIST, SUFFIXES
 from cps.data.images import square_size
 from cps.learner import Learner
-from cps.selection.predict import Prediction
+from cps.selection.prediction import Prediction
 from cps.selection.stream import Stream
 
 BATCH = 256  # images predicted together, unless a group is larger

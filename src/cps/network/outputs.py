@@ -120,10 +120,13 @@ class Evidence(Sequence[Outputs]):
 
     def features(self, space: Space | None) -> Tensor:
         """Return the features (N, d) of the images in a space that no task owns; None is the default space."""
-        compute = self._features
-        if compute is None:
-            raise ValueError("this evidence has outputs of subnetworks only; use `Learner.evidence`, which has images")
-        return self.derived(space, lambda: compute(space))
+
+        def compute() -> Tensor:
+            if self._features is None:
+                raise ValueError("this evidence has no images; use `Learner.evidence`, which has")
+            return self._features(space)
+
+        return self.derived(space, compute)
 
     def derived(self, key: Hashable, compute: Callable[[], Any]) -> Any:
         """Return `compute()`, which is called once for each key."""
@@ -139,6 +142,16 @@ class Evidence(Sequence[Outputs]):
             return known[images.to(known.device)]
 
         return Evidence(lambda tasks: [self.some(task, images) for task in tasks], self._tasks, features)
+
+    def without_images(self, images: int) -> "Evidence":
+        """Return what is known so far about that many images, without the images: nothing more can be computed."""
+
+        def refuse(tasks: Sequence[int]) -> list[Outputs]:
+            raise ValueError(f"the subnetworks of the tasks {list(tasks)} have not run; use `Learner.evidence`")
+
+        known = Evidence(refuse, self._tasks, images=images)
+        known._known, known._some, known._derived = {**self._known}, {**self._some}, {**self._derived}
+        return known
 
     def first(self, tasks: int) -> "Evidence":
         """Return the evidence of the first `tasks` subnetworks, as it was when only they were learned."""

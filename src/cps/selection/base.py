@@ -93,6 +93,17 @@ class LazySelector(Protocol):
 
 
 @runtime_checkable
+class PartialClassSelector(ClassSelector, Protocol):
+    """A selector that can score the classes of a task whose subnetwork has not run, if less well."""
+
+    def score_classes_without_subnetwork(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
+    ) -> Tensor:
+        """Return what is known of the log probabilities (n, classes) of `score_classes` without the subnetwork."""
+        ...
+
+
+@runtime_checkable
 class LinkedSelector(Protocol):
     """A selector whose statistics of a task depend on other tasks.
 

@@ -218,6 +218,12 @@ class Fusion(NumericSettings):
             raise ValueError(f"task {task} has {own.logits.shape[1]} classes, but statistics of {shared.shape[1]}")
         return shared + precomputed[0]["weights"][1] * own.logits.log_softmax(dim=1)
 
+    def score_classes_without_subnetwork(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
+    ) -> Tensor:
+        """Return the log probabilities (n, classes) in the shared space alone."""
+        return self.shared.score_classes(evidence, _split(precomputed)[0], task, images)
+
     def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
         """Return the relative distances of new images in the shared space."""
         return self.shared.relative_distances(evidence, _split(statistics)[0])

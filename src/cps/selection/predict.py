@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,37 +11,31 @@ from torch import Tensor
 from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.selection.base import ClassSelector, LazySelector, Selector, Statistics, precompute_once
+from cps.selection.base import (
+    ClassSelector,
+    LazySelector,
+    PartialClassSelector,
+    Selector,
+    Statistics,
+    precompute_once,
+)
 from cps.selection.groups import number_of_groups
+from cps.selection.prediction import Prediction
 from cps.selection.rejection import check_reject, is_known
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """The class of each image, the task it was found in, and how certain both are.
-
-    `share` is the selected task's softmax share of the scores of all tasks: larger for a group of images that agree
-    than for one image, and 1 if the task was given. `confidence` is the probability of the class within that task. With
-    `reject`, the class of an image that resembles nothing the task has learned is None. `task_scores` and
-    `task_shares` hold the selector's scores and their softmax for every task, shape (N, tasks).
-    """
-
-    classes: list[ClassName | None]
-    tasks: Tensor
-    share: Tensor
-    confidence: Tensor
-    task_scores: Tensor = field(repr=False)
-    task_shares: Tensor = field(repr=False)
-
-
 class Selection(NamedTuple):
-    """The selected task of each image (N,), and the scores and softmax shares of all tasks (N, tasks)."""
+    """The selected task of each image (N,), and the scores and softmax shares of all tasks (N, tasks).
+
+    `log_shares` are the logarithms of the shares, up to a constant for each image.
+    """
 
     tasks: Tensor
     scores: Tensor
     shares: Tensor
+    log_shares: Tensor
 
     @property
     def share(self) -> Tensor:
@@ -84,8 +78,8 @@ def run_needed(selector: Selector, evidence: Evidence, statistics: Sequence[Stat
 def select(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Selection:
     """Select for each image the task with the highest score for its group."""
     scores, groups = task_scores(selector, evidence, statistics, groups), groups.cpu()  # (groups, tasks)
-    shares = task_shares(scores, torch.bincount(groups))
-    return Selection(best_task(scores)[groups], scores[groups], shares[groups])
+    scaled = scores * torch.bincount(groups).sqrt()[:, None]
+    return Selection(best_task(scores)[groups], scores[groups], task_shares(scaled)[groups], scaled[groups])
 
 
 def classify(
@@ -94,12 +88,23 @@ def classify(
     """Classify each image within its selected task; None if `reject` finds the image unknown."""
     tasks = selection.tasks.cpu()
     known = _known_images(learned, evidence, tasks, selector, reject).tolist()
-    confidence, outputs = choose_classes(selector, evidence, learned.statistics(selector.name), tasks)
+    statistics, of_tasks = learned.statistics(selector.name), list(learned.classes)
+    confidence, outputs = choose_classes(selector, evidence, statistics, tasks)
     classes: list[ClassName | None] = [
-        learned.classes[task][output] if is_known else None
+        of_tasks[task][output] if is_known else None
         for task, output, is_known in zip(tasks.tolist(), outputs.tolist(), known, strict=True)
     ]
-    return Prediction(classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares)
+    score_all = partial(
+        score_all_classes,
+        selector,
+        evidence.without_images(len(tasks)),
+        statistics,
+        selection.log_shares,
+        of_tasks,
+    )
+    return Prediction(
+        classes, tasks, selection.share.float(), confidence, selection.scores, selection.shares, score_all
+    )
 
 
 def _known_images(learned: Learned, evidence: Evidence, tasks: Tensor, selector: Selector, reject: float) -> Tensor:
@@ -137,6 +142,44 @@ def class_scorer(
     return lambda task, images: evidence.some(task, images).logits
 
 
+@torch.no_grad()
+def score_all_classes(
+    selector: Selector,
+    evidence: Evidence,
+    statistics: Sequence[Statistics],
+    log_shares: Tensor,
+    of_tasks: Sequence[tuple[ClassName, ...]],
+) -> tuple[tuple[ClassName, ...], Tensor]:
+    """Return all classes, and the log probability of each (N, classes) from the subnetworks that have run.
+
+    `log_shares` (N, tasks) belong to the tasks, `of_tasks` are their classes. The best class of a task has the probability of the task, and the
+    others are less probable by as much as they are within the task.
+    """
+    score, log_shares = class_scorer(selector, evidence, statistics), log_shares.cpu().double()
+    log_shares = log_shares.masked_fill(log_shares.isnan(), -torch.inf)
+    classes = tuple(dict.fromkeys(name for names in of_tasks for name in names))
+    column = {name: index for index, name in enumerate(classes)}
+    scores = log_shares.new_full((len(log_shares), len(column)), -torch.inf)
+
+    def add(task: int, images: Tensor, of_classes: Tensor) -> None:
+        of_classes = of_classes.cpu().double()
+        within = of_classes - of_classes.amax(dim=1, keepdim=True)
+        places = images[:, None], torch.tensor([column[name] for name in of_tasks[task]])
+        scores[places] = scores[places].maximum(log_shares[images, task, None] + within)
+
+    is_partial = isinstance(selector, PartialClassSelector)
+    for task in range(len(of_tasks)):
+        has_run = torch.zeros(len(log_shares), dtype=torch.bool)
+        has_run[evidence.ran(task)] = True
+        images, others = has_run.nonzero()[:, 0], (~has_run).nonzero()[:, 0]
+        if len(images):
+            add(task, images, score(task, images))
+        if len(others) and is_partial:
+            precomputed = precompute_once(selector, statistics, evidence)
+            add(task, others, selector.score_classes_without_subnetwork(evidence, precomputed, task, others))
+    return classes, scores.log_softmax(dim=1).float()
+
+
 def best_task(scores: Tensor) -> Tensor:
     """Return the task with the highest of the scores (N, tasks), ignoring NaN."""
     return scores.nan_to_num(nan=-torch.inf).argmax(dim=1)
@@ -148,14 +191,8 @@ def best_class(logits: Tensor) -> tuple[Tensor, Tensor]:
     return confidence.float(), index
 
 
-def task_shares(scores: Tensor, sizes: Tensor | None = None) -> Tensor:
-    """Return the softmax of scores (groups, tasks): 0 for NaN, and equal shares if no score is finite.
-
-    A score is a mean over its group. Many images are more certain than one, but their errors are correlated, so with
-    `sizes` the scores are multiplied by the square root of the group's size.
-    """
-    if sizes is not None:
-        scores = scores * sizes.sqrt()[:, None]
+def task_shares(scores: Tensor) -> Tensor:
+    """Return the softmax of scores (groups, tasks): 0 for NaN, and equal shares if no score is finite."""
     return scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).softmax(dim=1).nan_to_num(nan=1 / scores.shape[1])
 
 

@@ -196,6 +196,12 @@ class SharedSpace(NumericSettings):
         every, classes = self._log_probabilities(evidence, precomputed), precomputed[task]["classes"]
         return every[:, classes] if images is None else every[images.to(every.device)[:, None], classes]
 
+    def score_classes_without_subnetwork(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
+    ) -> Tensor:
+        """Return the same, which needs no subnetwork."""
+        return self.score_classes(evidence, precomputed, task, images)
+
     def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
         """Return how much closer each image is to a class than to all images; None with one class or too many."""
         if not _has_distances(statistics):

@@ -14,7 +14,8 @@ from cps.data.examples import ClassName
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
 from cps.selection.base import Selector
-from cps.selection.predict import Prediction, Selection, classify, run_needed, task_scores, task_shares
+from cps.selection.predict import Selection, classify, run_needed, task_scores, task_shares
+from cps.selection.prediction import Prediction
 from cps.selection.rejection import check_reject
 
 OUTLIERS = 0.1  # assumed share of images whose scores say nothing about their task
@@ -56,7 +57,7 @@ class Stream:
             scores = task_scores(self._selector, evidence, statistics, groups)
             self._reset_if_tasks_changed()
             posterior = self._filter.update(task_shares(scores.double()))
-            selection = Selection(posterior.argmax(dim=1), scores, posterior)
+            selection = Selection(posterior.argmax(dim=1), scores, posterior, posterior.log())
             return classify(self._network, evidence, selection, self._selector, reject=reject)
 
     def _reset_if_tasks_changed(self) -> None:

@@ -25,7 +25,8 @@ from cps.network.shared import SharedNetwork
 from cps.runtime.devices import make_fabric
 from cps.selection.base import Oracle
 from cps.selection.groups import consecutive_groups
-from cps.selection.predict import Prediction, best_class, predict
+from cps.selection.predict import best_class, predict
+from cps.selection.prediction import Prediction
 from cps.selection.rejection import FEW_HELD_OUT
 from cps.serve.middleware import Limits
 from cps.serve.schemas import ClassInfo, ImageReply, LimitsInfo, ModelReply, PairInfo, TaskInfo, TaskReply
