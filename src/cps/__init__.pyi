@@ -20,6 +20,7 @@ from .data.augmentation import (
 )
 from .data.decode import ImageError as ImageError, read_image as read_image
 from .data.image_folder import FolderImages as FolderImages, ImageFolder as ImageFolder, read_folder as read_folder
+from .data.items import DictDataset as DictDataset
 from .data.normalize import Normalize as Normalize
 from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class

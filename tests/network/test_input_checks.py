@@ -37,8 +37,8 @@ INVALID_TASKS = {
     "wrong channel count": (lambda: cps.Task([10, 11], train=(IMAGES[:, :1], LABELS)), r"images must have shape \(2, 6, 6\)"),
     "wrong number of axes": (lambda: cps.Task([10, 11], train=(IMAGES[:, 0], LABELS)), "images must have shape"),
     "labels missing": (lambda: cps.Task([10, 11], train=(IMAGES, LABELS[:-1])), "one label per image"),
-    "no data at all": (lambda: cps.Task([10, 11], train=None), "Dataset"),
-    "an iterable dataset": (lambda: cps.Task([10, 11], train=Iterable()), "Dataset with a length"),
+    "no data at all": (lambda: cps.Task([10, 11], train=None), "must be a data set or a pair"),
+    "an iterable dataset": (lambda: cps.Task([10, 11], train=Iterable()), "a data set must have a length"),
     "a string label": (lambda: cps.Task([10, 11], train=(IMAGES, ["cat"] * 24)), "'cat' is not one of"),
 }  # fmt: skip
 

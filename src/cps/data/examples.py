@@ -1,11 +1,12 @@
 """A task's images and labels, in whatever form they are given.
 
-A pair (images, labels) of tensors or arrays stays one tensor on the device. A torch `Dataset` is read again in each
-epoch, so that augmentation inside it works. Both are read in batches of indices, so that the order of the examples is
-decided in one place, the trainer, and is the same for one process and for many.
+A pair (images, labels) of tensors or arrays stays one tensor on the device. A data set, whose items are pairs, is read
+again in each epoch, so that augmentation inside it works. Both are read in batches of indices, so that the order of the
+examples is decided in one place, the trainer, and is the same for one process and for many.
 """
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,14 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from cps.data.images import as_images
+from cps.data.items import as_dataset, is_dataset, reject_loader
 from cps.runtime.environment import free_memory
 from cps.storage.container import digest
 
 ClassName = str | int
-Data = Any  # a torch Dataset, or a pair (images, labels) of tensors, arrays or lists
+Data = Any  # a data set with items (image, label), or a pair (images, labels) of tensors, arrays or lists
 LabelEncoder = Callable[[Sequence[ClassName]], Tensor]  # class names -> local labels
 
 log = logging.getLogger(__name__)
@@ -94,14 +96,14 @@ class TensorExamples:
 
 @dataclass(frozen=True)
 class DatasetExamples:
-    """Examples read from a torch `Dataset` by `workers` background processes."""
+    """Examples read from a data set by `workers` background processes."""
 
-    dataset: Dataset
+    dataset: Any
     encode_labels: LabelEncoder
     workers: int = 0
 
     def __len__(self) -> int:
-        return len(self.dataset)  # pyright: ignore[reportArgumentType]
+        return len(self.dataset)
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (images, labels) for each tensor of indices in `order`."""
@@ -261,40 +263,41 @@ def iterate_batches(examples: Examples, batch_size: int = 256) -> Iterator[tuple
 
 
 def as_examples(data: Data, encode_labels: LabelEncoder, *, workers: int = 0) -> Examples:
-    """Return the examples of a torch `Dataset` or a pair (images, labels), with encoded labels."""
+    """Return the examples of a data set or a pair (images, labels), with encoded labels."""
+    reject_loader(data)
     if isinstance(data, TensorDataset) and len(data.tensors) == 2:
         data = data.tensors
-    elif isinstance(data, Dataset):
-        data = _read_into_memory(data) or data
+    elif is_dataset(data):
+        data = _read_into_memory(data) or as_dataset(data)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data[0], as_labels(data[1])
         images = as_images(images)
         if len(images) != len(labels):
             raise ValueError(f"expected one label per image, got {len(images)} images, {len(labels)} labels")
         examples = TensorExamples(images, encode_labels(labels).to(images.device))
-    elif isinstance(data, Dataset) and hasattr(data, "__len__"):
+    elif is_dataset(data):
         examples = DatasetExamples(data, encode_labels, workers)
     else:
+        hint = "; of a list of pairs pass tuple(zip(*pairs))" if isinstance(data, list) else ""
         raise TypeError(
-            "the data of a task must be a torch Dataset with a length or a pair (images, labels), got "
-            f"{type(data).__name__}"
+            f"the data of a task must be a data set or a pair (images, labels), got {type(data).__name__}{hint}"
         )
     if len(examples) == 0:
         raise ValueError("the task has no images")
     return examples
 
 
-def _read_into_memory(dataset: Dataset) -> Data | None:
+def _read_into_memory(dataset: Any) -> Data | None:
     """Return all images and labels of a data set that can `read` many at once, if they fit in memory."""
     whole = dataset.dataset if isinstance(dataset, Subset) else dataset
     if not (hasattr(whole, "read") and hasattr(whole, "bytes_per_image")):
         return None
-    indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))  # pyright: ignore
-    size = len(indices) * whole.bytes_per_image  # pyright: ignore[reportAttributeAccessIssue]
+    indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))
+    size = len(indices) * whole.bytes_per_image
     if size > free_memory() // 2:
         log.warning("%.1f GiB of images do not fit in memory; they are decoded again in each epoch", size / 2**30)
         return None
-    found = whole.read(indices)  # pyright: ignore[reportAttributeAccessIssue]
+    found = whole.read(indices)
     for error in found.skipped:
         log.warning("skipped: %s", error)
     return found.images, found.labels
@@ -303,13 +306,14 @@ def _read_into_memory(dataset: Dataset) -> Data | None:
 def as_labels(labels: Any) -> list[ClassName]:
     """Return labels as a list of ints and strings."""
     if getattr(labels, "ndim", 1) != 1:
-        raise ValueError(f"labels must be one class per image, got shape {tuple(labels.shape)}")
+        hint = "; of one-hot labels pass labels.argmax(1)" if labels.ndim == 2 else ""
+        raise ValueError(f"labels must be one class per image, got shape {tuple(labels.shape)}{hint}")
     if not hasattr(labels, "__iter__"):
         raise TypeError(f"labels and classes must be lists of names or numbers, got {labels!r}")
     return [_as_label(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
 
 
-def known_labels(dataset: Dataset) -> list[ClassName] | None:
+def known_labels(dataset: Any) -> list[ClassName] | None:
     """Return the labels of a data set that has them as `targets`, as torchvision's data sets do; else None."""
     if isinstance(dataset, Subset):
         known = known_labels(dataset.dataset)
@@ -329,7 +333,12 @@ def _fits_on_gpu(size: int, device: torch.device) -> bool:
 
 
 def _as_label(label: Any) -> Any:
-    return label.item() if isinstance(label, (Tensor, np.generic)) else label
+    size = len(label) if isinstance(label, list) else math.prod(getattr(label, "shape", ()))
+    if size != 1:
+        raise ValueError(
+            f"a label must be the name or number of a class, got {size} values; of a one-hot label pass its argmax"
+        )
+    return label.item() if isinstance(label, (Tensor, np.generic, np.ndarray)) else label
 
 
 def _collate(items: list[tuple[Any, Any]]) -> tuple[Tensor, list[ClassName]]:

@@ -1,27 +1,33 @@
 """Convert images in any form to one tensor, and reject pixels that no network can use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+
+from cps.data.items import image_of, is_dataset, reject_loader
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)  # not bytes
 
+NOT_PIXELS = ("1", "P", "PA")  # modes of PIL whose values are bits, or indices into a palette
+AS_RGB = 'image.convert("RGB")'
+
 
 def as_images(images: Any) -> Tensor:
-    """Return images (tensor, array, list of images or `Dataset`) as one tensor.
+    """Return images (tensor, array, list of images or data set) as one tensor.
 
     Pictures (N, channels, height, width) must be bytes (uint8), which the network scales to 0..1, or floats, which it
     uses unscaled. Other integers raise `ValueError`, since their scale is unknown; so do NaN and infinite pixels.
     """
     _reject_path(images)
-    if isinstance(images, Dataset):
-        items = [images[index] for index in range(len(images))]  # pyright: ignore[reportArgumentType]
-        images = [item[0] if isinstance(item, tuple) else item for item in items]
+    reject_loader(images)
+    if isinstance(images, Mapping):
+        images = image_of(images)
+    if is_dataset(images):
+        images = [image_of(images[index]) for index in range(len(images))]
     if isinstance(images, tuple) and len(images) == 2 and getattr(images[0], "ndim", 0) > 1 == np.ndim(images[1]):
         raise TypeError("expected images without labels, got a pair")
     if _is_pil_image(images):
@@ -70,16 +76,22 @@ def square_size(shape: Sequence[int] | None) -> int | None:
 def _stack(images: Sequence[Tensor]) -> Tensor:
     other = next((image for image in images if image.shape != images[0].shape), None)
     if other is not None:
-        raise ValueError(f"images must have one shape, got {tuple(images[0].shape)} and {tuple(other.shape)}")
+        shapes = tuple(images[0].shape), tuple(other.shape)
+        same_size = shapes[0][1:] == shapes[1][1:]
+        hint = f"; convert pictures to one mode: {AS_RGB}" if same_size else "; resize them"
+        raise ValueError(f"images must have one shape, got {shapes[0]} and {shapes[1]}{hint}")
     return torch.stack(list(images))
 
 
 def _as_image(item: Any) -> Tensor:
     """Return one item of a data set as a tensor; PIL images become bytes (channels, height, width)."""
+    item = image_of(item) if isinstance(item, Mapping) else item
     if isinstance(item, Tensor):
         return item
     _reject_path(item)
     if _is_pil_image(item):
+        if item.mode in NOT_PIXELS:
+            raise ValueError(f"the values of a picture of mode {item.mode!r} are no pixels; pass {AS_RGB}")
         array = np.asarray(item)
         item = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return _as_tensor(item)

@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from cps.data.examples import ClassName, Data, as_labels, known_labels
 from cps.data.images import as_images
+from cps.data.items import as_dataset, is_dataset, reject_loader
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
     """New classes that are learned together, with their data.
 
-    `train`, `val` and `test` are torch `Dataset`s or pairs (images, labels). A label is one of `classes`; if the
+    `train`, `val` and `test` are data sets or pairs (images, labels). A label is one of `classes`; if the
     classes are strings, it may also be an index into `classes`. The index of a task is its position in the sequence
     that a learner has learned, so it is not stored here. `val` is held out of training and calibrates the rejection of
     unknown images (`reject`); it is not used to stop training or to choose an epoch.
@@ -144,12 +145,12 @@ def _hold_out(labels: list[ClassName], classes: Sequence[ClassName], share: floa
 def _labels_of(data: Data) -> list[ClassName]:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return as_labels(data[1])
-    if isinstance(data, Dataset):
+    if is_dataset(data):
         known = known_labels(data)
         if known is None:
-            known = [data[index][1] for index in range(len(data))]  # pyright: ignore[reportArgumentType]
+            known = [data[index][1] for index in range(len(data))]
         return as_labels(known)
-    raise TypeError(f"expected a torch Dataset or a pair (images, labels), got {type(data).__name__}")
+    raise TypeError(f"expected a data set or a pair (images, labels), got {type(data).__name__}")
 
 
 def _indices_of(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[int]:
@@ -158,13 +159,15 @@ def _indices_of(labels: list[ClassName], group: tuple[ClassName, ...]) -> list[i
 
 
 def _convert(data: Data) -> Data:
-    """Return a pair as a tensor and a list, which are cheap to take subsets of; a `Dataset` unchanged."""
-    is_pair = isinstance(data, (tuple, list)) and len(data) == 2
-    return (as_images(data[0]), as_labels(data[1])) if is_pair else data
+    """Return a pair as a tensor and a list, which are cheap to take subsets of; a data set as one of pairs."""
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return as_images(data[0]), as_labels(data[1])
+    reject_loader(data)
+    return as_dataset(data) if is_dataset(data) else data
 
 
 def _subset(data: Data, indices: list[int]) -> Any:
-    if isinstance(data, Dataset):
+    if is_dataset(data):
         return Subset(data, indices)
     images, labels = data
     return images[torch.tensor(indices, dtype=torch.long)], [labels[index] for index in indices]
