@@ -3,8 +3,18 @@
 Public names are listed in `__init__.pyi` and imported on first use, so `import cps` does not import torch.
 """
 
+import sys
+from typing import Any
+
 import lazy_loader
 
 __version__ = "0.2.0"
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_import_name, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name; raise an error that Python completes by the most similar name if there is none."""
+    if name not in __all__:
+        raise AttributeError(f"module 'cps' has no attribute '{name}'", name=name, obj=sys.modules[__name__])
+    return _import_name(name)

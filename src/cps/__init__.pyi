@@ -24,12 +24,13 @@ from .data.items import DictDataset as DictDataset
 from .data.normalize import Normalize as Normalize
 from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotations, Upright as Upright
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
+from .evaluation import metrics as metrics
 from .evaluation.evaluator import evaluate as evaluate
 from .evaluation.metrics import Evaluation as Evaluation, Metrics as Metrics
 from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as AllTasksOutput
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
-from .loading import load as load
+from .loading import BackboneMissing as BackboneMissing, load as load
 from .methods.closed_form import ClosedForm as ClosedForm
 from .network.architectures import Architecture as Architecture
 from .network.backbones import (

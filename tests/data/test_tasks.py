@@ -99,3 +99,11 @@ def test_labels_are_those_after_the_target_transform():
 def test_lists_of_pil_images_are_split_as_tensors_with_channels_first():
     pictures = [Image.fromarray(np.full((5, 4, 3), index, dtype=np.uint8)) for index in range(4)]
     assert cps.split_by_class((pictures, [0, 1, 0, 1]), sizes=1)[1].train[0].shape == (2, 3, 5, 4)
+
+
+def test_a_task_is_described_in_one_line_without_its_images():
+    images = torch.rand(6, 1, 4, 4)
+    task = cps.Task(["cat", "dog"], train=(images, [0, 1] * 3), test=ListDataset(images[:4], [0, 1] * 2))
+    assert repr(task) == "Task(('cat', 'dog'), train=6 images, test=4 images)"
+    many = cps.Task(range(100), train=(images, range(6)))
+    assert repr(many) == "Task((0, 1, 2, 3, 4, 5, ...), train=6 images)"

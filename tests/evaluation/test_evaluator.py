@@ -137,6 +137,12 @@ def test_tasks_other_than_the_learned_ones_are_rejected(learned):
         cps.evaluate(learner, tasks[1:], selectors=[])
 
 
+def test_one_task_instead_of_a_list_is_rejected_with_a_hint(learned):
+    learner, tasks = learned
+    with pytest.raises(TypeError, match=r"got one cps.Task; pass \[task\]"):
+        cps.evaluate(learner, tasks[0])
+
+
 def test_selectors_of_the_same_name_and_missing_tasks_are_rejected(make_learner):
     learner, task = make_learner(), make_task(0)
     learner.learn(task)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import cps
 from cps.evaluation.metrics import (
     auroc,
     average_accuracy,
@@ -30,6 +31,21 @@ def test_a_history_weighed_by_classes_is_the_accuracy_over_all_images():
 
 def test_bwt_is_negative_if_accuracy_rose():
     assert backward_transfer(np.array([[50.0, NAN], [70.0, 60.0]])) == -20
+
+
+@pytest.mark.parametrize(
+    "rows", [ACCURACY.tolist(), [[90], [80, 70], [60, 50, 40]], tuple(map(torch.tensor, ACCURACY))]
+)
+def test_a_matrix_may_be_given_as_lists_which_may_end_at_the_diagonal(rows):
+    for metric in (average_accuracy, backward_transfer, average_incremental_accuracy, history):
+        assert metric(rows) == metric(ACCURACY)
+    assert cps.metrics.Metrics.of(rows) == cps.metrics.Metrics.of(ACCURACY)
+
+
+@pytest.mark.parametrize("rows", [[], [[90], [80]], [[90, 80]], [90, 80]], ids=str)
+def test_a_matrix_without_a_row_and_a_column_for_each_task_raises(rows):
+    with pytest.raises(ValueError, match="one row and one column for each task"):
+        average_accuracy(rows)
 
 
 def test_bwt_of_a_single_task_is_zero():

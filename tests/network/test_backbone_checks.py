@@ -52,6 +52,16 @@ class Several(nn.Module):
         return self.layer(images.flatten(1)), images
 
 
+class Named(Several):
+    def forward(self, images):
+        features, maps = super().forward(images)
+        return {"last_hidden_state": maps, "pooler_output": features}
+
+
+def conv1d():
+    return nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 4, 3), nn.Flatten())
+
+
 INVALID = {
     "a layer that never runs": (Unused, "layer 'spare' does not run in the forward pass"),
     "features that are maps": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"features of shape \(N, d\)"),
@@ -59,6 +69,9 @@ INVALID = {
     "the wrong channel count": (lambda: conv_net(5), r"cannot process images of shape \(2, 6, 6\)"),
     "a parameter in a plain list": (Listed, "the backbone does not read 'scale' from its attribute"),
     "a buffer made in the first forward pass": (Late, "the backbone creates 'ramp' in its first forward pass"),
+    "outputs by name, as of Hugging Face": (Named, r"got dict; wrap it .* returns self.backbone\(images\).pooler_output"),
+    "a tuple of outputs": (Several, r"got tuple; wrap it in a module whose forward returns self.backbone\(images\)\[0\]"),
+    "only one-dimensional convolutions": (conv1d, r"nn.Conv2d\(a, b, \(1, k\)\), and pass images\[:, :, None\]"),
     "an embedding of floats": (lambda: nn.Sequential(nn.Flatten(), nn.Embedding(9, 4), nn.Linear(4, 4)), r"call x.long\(\)"),
 }  # fmt: skip
 
@@ -69,6 +82,19 @@ def test_a_backbone_that_cannot_be_used_raises_before_training(make_learner, wha
     make, message = INVALID[what]
     with pytest.raises(ValueError, match=message):
         make_learner(make()).learn(make_task(0))
+
+
+def test_the_recipe_for_one_dimensional_convolutions_gives_the_same_features(make_learner):
+    torch.manual_seed(0)
+    narrow, wide = nn.Conv1d(2, 4, 3), nn.Conv2d(2, 4, (1, 3))
+    wide.load_state_dict(
+        {name: value.reshape(getattr(wide, name).shape) for name, value in narrow.state_dict().items()}
+    )
+    signals = torch.randn(24, 2, 9)
+    torch.testing.assert_close(wide(signals[:, :, None]).flatten(1), narrow(signals).flatten(1))
+    learner = make_learner(nn.Sequential(wide, nn.Flatten()))
+    learner.learn(cps.Task([0, 1], train=(signals[:, :, None], [0, 1] * 12)))
+    assert len(learner.predict(signals[:, :, None])) == 24
 
 
 class InTraining(nn.Module):

@@ -241,3 +241,17 @@ def test_held_out_images_are_checked_before_training(make_learner):
 def test_only_square_images_can_be_learned_in_rotations(make_learner):
     with pytest.raises(ValueError, match="only square images"):
         make_learner(rotations=cps.Rotations()).learn(make_task(0, shape=(2, 6, 8)))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA"])
+def test_grey_pictures_for_a_network_of_colour_pictures_get_a_hint(make_learner, mode):
+    pictures = {kind: [Image.new(kind, (6, 6), color=200 + index) for index in range(24)] for kind in ("L", "RGBA")}
+    colour = [picture.convert("RGB") for picture in pictures["L"]]
+    learner, labels = make_learner(conv_net(3)), [0, 1] * 12
+    with pytest.raises(ValueError, match=r'cannot process .*make pictures RGB with image.convert\("RGB"\)'):
+        learner.learn(cps.Task([0, 1], train=(pictures[mode], labels)))
+    learner.learn(cps.Task([0, 1], train=(colour, labels)))
+    with pytest.raises(
+        ValueError, match=r'must have shape \(3, 6, 6\).* make pictures RGB with image.convert\("RGB"\)'
+    ):
+        learner.predict(pictures[mode])

@@ -3,6 +3,8 @@
 import doctest
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,9 +31,19 @@ def test_every_public_name_is_documented(name):
                 assert inspect.getdoc(value), f"{name}.{member}"
 
 
-def test_an_unknown_public_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="Nothing"):
-        _ = cps.Nothing
+def test_an_unknown_public_name_is_an_attribute_error_that_python_completes():
+    program = "import cps\ncps.Learnr"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (
+        done.stderr.splitlines()[-1]
+        == "AttributeError: module 'cps' has no attribute 'Learnr'. Did you mean: 'Learner'?"
+    )
+
+
+def test_metrics_need_no_other_import():
+    program = "import cps\nprint(cps.metrics.average_accuracy([[50]]))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "50.0\n", done.stderr
 
 
 @pytest.mark.parametrize("module", MODULES)

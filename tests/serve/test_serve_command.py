@@ -31,6 +31,17 @@ def test_the_command_warns_if_other_machines_can_connect_and_stops_on_ctrl_c(mod
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("package", ["python_multipart", "fastapi", "uvicorn"])
+def test_a_missing_package_is_reported_in_one_line(model, monkeypatch, package):
+    for name in [name for name in sys.modules if name.startswith("cps.serve")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    done = CliRunner().invoke(app, ["serve", str(model), "--port", "0"])
+    assert done.exit_code == 1
+    assert f"cps serve needs {package}, which is not installed" in done.output
+    assert "[serve]" in done.output
+
+
 def test_an_address_in_use_is_reported_in_one_line(model):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = CliRunner().invoke(app, ["serve", str(model), "--port", str(taken.getsockname()[1])])

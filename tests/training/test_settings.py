@@ -1,11 +1,14 @@
 """Settings of training: schedules, and errors that are raised when a setting is constructed."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
+from torch.optim import lr_scheduler
 
 import cps
 from samples import make_task
@@ -21,6 +24,21 @@ def test_schedules_are_those_of_the_paper():
     assert cosine(10, 10) == pytest.approx(0)
 
 
+def torch_scheduler():
+    return lr_scheduler.StepLR(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1), 10)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.cross_entropy, partial(F.cross_entropy, label_smoothing=0.1), nn.CrossEntropyLoss(), nn.functional.mse_loss],
+)
+def test_a_loss_of_torch_raises_and_the_message_says_how_to_wrap_it(loss):
+    with pytest.raises(TypeError, match=r"lambda features, logits, labels: F.cross_entropy\(logits, labels\)"):
+        cps.Training(1, loss=loss)
+    wrapped = cps.Training(1, loss=lambda features, logits, labels: F.cross_entropy(logits, labels))
+    assert callable(wrapped.loss)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -29,6 +47,14 @@ def test_schedules_are_those_of_the_paper():
         (lambda: cps.Training(1, cps.Cosine()), "optimizer must be an object such as"),
         (lambda: cps.Training(1, cps.Adam(), "cosine"), r"schedule must be an object such as cps.Cosine\(\)"),
         (lambda: cps.Training(1, schedule=lambda epoch: 1.0), r"a function of \(epoch, epochs\)"),
+        (
+            lambda: cps.Training(1, schedule=lr_scheduler.CosineAnnealingLR),
+            "a scheduler of torch belongs to one optimizer",
+        ),
+        (
+            lambda: cps.Training(1, schedule=torch_scheduler()),
+            r"such as cps.Cosine\(\), .* a scheduler of torch belongs",
+        ),
     ],
 )
 def test_a_wrong_optimizer_or_schedule_raises(make, message):

@@ -35,6 +35,8 @@ def serve(
 ) -> None:
     """Serve predictions over HTTP: a web page for people, and a JSON API for programs."""
     try:
+        import python_multipart  # noqa: F401  starlette reads forms with it, at the first request
+
         from cps.serve.server import make_app, make_server
     except ModuleNotFoundError as error:
         command = 'pip install "continual-prune-and-select[serve]"'

@@ -12,6 +12,7 @@ IMAGE, LABEL = "image", "label"  # the keys of dicts, unless others are given
 class DictDataset(Dataset):
     """A data set whose items are dicts, such as those of Hugging Face, as one of pairs (image, label).
 
+    >>> import cps
     >>> data = [{"img": 0.5, "fine_label": 3}]
     >>> cps.DictDataset(data, image="img", label="fine_label")[0]
     (0.5, 3)

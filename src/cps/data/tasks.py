@@ -12,6 +12,7 @@ from torch.utils.data import Subset
 from cps.data.examples import ClassName, Data, as_labels, known_labels
 from cps.data.images import as_images
 from cps.data.items import as_dataset, is_dataset, reject_loader
+from cps.runtime.text import shorten_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,11 @@ class Task:
             if not isinstance(name, str | int) or isinstance(name, bool):
                 raise TypeError(f"class names must be strings or ints, got {name!r}")
         object.__setattr__(self, "classes", names)
+
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "val": self.val, "test": self.test}
+        sizes = [f"{name}={_describe_size(data)}" for name, data in parts.items() if data is not None]
+        return f"Task({', '.join([shorten_names(self.classes), *sizes])})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,6 +177,12 @@ def _subset(data: Data, indices: list[int]) -> Any:
         return Subset(data, indices)
     images, labels = data
     return images[torch.tensor(indices, dtype=torch.long)], [labels[index] for index in indices]
+
+
+def _describe_size(data: Data) -> str:
+    """Return the number of images, or the type of the data if it is unknown."""
+    images = data[0] if isinstance(data, tuple | list) and len(data) == 2 else data
+    return f"{len(images)} images" if hasattr(images, "__len__") else type(data).__name__
 
 
 def _sort_key(name: ClassName) -> tuple[bool, ClassName]:

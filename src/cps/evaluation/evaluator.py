@@ -119,6 +119,8 @@ def evaluate(
     twice the time (the paper's code selects with both). `selectors` (default: the learner's) may be a dictionary, whose
     keys then name them in the result. With several processes, all must make this call, and they share the work.
     """
+    if isinstance(tasks, Task):
+        raise TypeError("tasks must be all learned tasks in the order of learning, got one cps.Task; pass [task]")
     with learner.network.in_use():
         test = run_test_images(learner, tasks, flips=flips)
         after_each = dict.fromkeys(range(test.num_tasks), test.is_correct)

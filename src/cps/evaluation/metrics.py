@@ -16,36 +16,50 @@ from cps.storage.json_codec import to_json
 Matrix = NDArray[np.float64]
 
 
-def average_accuracy(accuracy: Matrix) -> float:
+def average_accuracy(accuracy: ArrayLike) -> float:
     """Return ACC: the mean accuracy over all tasks after the last one was learned."""
-    return float(accuracy[-1].mean())
+    return float(as_matrix(accuracy)[-1].mean())
 
 
-def backward_transfer(accuracy: Matrix) -> float:
+def backward_transfer(accuracy: ArrayLike) -> float:
     """Return BWT with the paper's sign: the mean loss of accuracy since a task was learned, so positive is forgetting.
 
     It is 0 for a single task.
     """
+    accuracy = as_matrix(accuracy)
     if len(accuracy) == 1:
         return 0.0
     learned = np.diagonal(accuracy)[:-1]
     return float((learned - accuracy[-1, :-1]).mean())
 
 
-def average_incremental_accuracy(accuracy: Matrix) -> float:
+def average_incremental_accuracy(accuracy: ArrayLike) -> float:
     """Return AIA: the mean of the ACC after each task."""
     return float(np.mean(history(accuracy)))
 
 
-def history(accuracy: Matrix, weights: ArrayLike | None = None) -> list[float]:
+def history(accuracy: ArrayLike, weights: ArrayLike | None = None) -> list[float]:
     """Return the ACC after each task, as the accuracy curves of the paper show it.
 
     All tasks have equal weight unless `weights` are given. With the number of classes of each task as weights, this is
     the accuracy over all images, if every class has equally many.
     """
+    accuracy = as_matrix(accuracy)
     counts = np.ones(len(accuracy)) if weights is None else np.asarray(weights, dtype=float)
     ends = range(1, len(accuracy) + 1)
     return [float(np.average(row[:end], weights=counts[:end])) for end, row in zip(ends, accuracy, strict=True)]
+
+
+def as_matrix(accuracy: ArrayLike) -> Matrix:
+    """Return an accuracy matrix, which may be given as nested lists; rows may end at the diagonal."""
+    rows = [np.asarray(row, dtype=float) for row in accuracy]  # pyright: ignore[reportGeneralTypeIssues]
+    tasks = len(rows)
+    if not tasks or any(row.ndim != 1 or not after < len(row) <= tasks for after, row in enumerate(rows)):
+        raise ValueError("accuracy must be a matrix [after, on] with one row and one column for each task")
+    matrix = np.full((tasks, tasks), np.nan)
+    for after, row in enumerate(rows):
+        matrix[after, : len(row)] = row
+    return matrix
 
 
 def auroc(known: ArrayLike, unknown: ArrayLike) -> float:
@@ -82,8 +96,9 @@ class Metrics:
     selection: Matrix | None = None
 
     @classmethod
-    def of(cls, accuracy: Matrix, *, top5: float | None = None, selection: Matrix | None = None) -> "Metrics":
+    def of(cls, accuracy: ArrayLike, *, top5: float | None = None, selection: Matrix | None = None) -> "Metrics":
         """Compute the metrics of an accuracy matrix."""
+        accuracy = as_matrix(accuracy)
         return cls(
             ACC=average_accuracy(accuracy),
             BWT=backward_transfer(accuracy),

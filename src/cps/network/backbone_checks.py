@@ -1,7 +1,7 @@
 """Check a backbone by running a few images, so that one that cannot be used is rejected before training starts."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from cps.data.images import AS_RGB
 from cps.network.masks import mask_shape
 from cps.network.outputs import are_close
 from cps.network.partition import layer_of, move_module, named_tensors, set_tensors
@@ -56,7 +57,8 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
         if shapes.get(name) != value.shape:
             raise ValueError(f"the backbone creates '{name}' in its first forward pass; run it once on an image first")
     if not isinstance(features, Tensor):
-        raise ValueError(f"the backbone must return one tensor of features, got {type(features).__name__}")
+        hint = _output_hint(features)
+        raise ValueError(f"the backbone must return one tensor of features, got {type(features).__name__}{hint}")
     if features.ndim != 2 or len(features) != len(pixels):
         raise ValueError(
             f"the backbone must return features of shape (N, d), got {tuple(features.shape)} for "
@@ -168,4 +170,19 @@ def _hint(backbone: nn.Module, pixels: Tensor) -> str:
         return " (inputs are floating point; for an embedding, call x.long() in forward)"
     if pixels.ndim == 4 and pixels.shape[-1] in (1, 3) and pixels.shape[1] not in (1, 3):
         return " (the images seem to be channels-last; convert them with images.permute(0, 3, 1, 2))"
+    first = next((layer for layer in backbone.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is not None and first.in_channels == 3 and pixels.ndim == 4 and pixels.shape[1] in (1, 4):
+        return f" (make pictures RGB with {AS_RGB})"
     return ""
+
+
+def _output_hint(output: object) -> str:
+    """Return how to wrap a backbone that returns several outputs, such as those of Hugging Face."""
+    if isinstance(output, Mapping):
+        names = [str(name) for name, value in output.items() if isinstance(value, Tensor) and value.ndim == 2]
+        part = f".{names[0]}" if names else ".last_hidden_state.mean(1)"
+    elif isinstance(output, tuple | list):
+        part = "[0]"
+    else:
+        return ""
+    return f"; wrap it in a module whose forward returns self.backbone(images){part}"

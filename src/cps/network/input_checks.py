@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cps.data.examples import ClassName, Examples, TensorExamples, as_examples
+from cps.data.images import AS_RGB
 from cps.data.normalize import image_range, is_pixel_range
 from cps.data.rotations import RotationScheme, check_rotations
 from cps.data.tasks import Scenario, Task
@@ -179,6 +180,8 @@ def _hint(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
     """Return a hint at the likely mistake behind a wrong shape."""
     if shape == expected[1:] and expected[0] == 1:
         return "; add the channel axis of grey images with images[:, None]"
+    if shape[1:] == expected[1:] and expected[0] == 3 and shape[0] in (1, 4):
+        return f"; make pictures RGB with {AS_RGB}"
     hint = "; pass a single image as image[None]" if len(shape) == len(expected) - 1 else ""
     return hint + ("; the channel axis must come first" if len(expected) == 3 and shape[-1] == expected[0] else "")
 

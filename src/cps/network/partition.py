@@ -64,7 +64,10 @@ def partition(backbone: nn.Module) -> Parts:
     _check_maskable(backbone)
     shared = tuple(f"{layer}.weight".lstrip(".") for layer in _maskable_layers(backbone))
     if not shared:
-        raise ValueError("the backbone has no Conv2d or Linear layer, so there are no weights to share")
+        hint = ""
+        if any(isinstance(layer, nn.Conv1d) for layer in backbone.modules()):
+            hint = "; write nn.Conv1d(a, b, k) as nn.Conv2d(a, b, (1, k)), and pass images[:, :, None]"
+        raise ValueError(f"the backbone has no Conv2d or Linear layer, so there are no weights to share{hint}")
     tensors = named_tensors(backbone)
     private = tuple(name for name in tensors if name not in set(shared))
     _warn_if_mostly_private(tensors, shared, private)

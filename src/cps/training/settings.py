@@ -9,11 +9,13 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from cps.network.classifier import Loss
 from cps.storage.settings_codec import NumericSettings, setting
@@ -136,13 +138,17 @@ class Training(NumericSettings):
 
 def _check_function(name: str, value: Any, example: str, *arguments: str) -> None:
     """Raise `TypeError` unless `value` is a function of these arguments; a settings class is not (its instance is)."""
-    is_valid = callable(value) and not (isinstance(value, type) and is_dataclass(value))
+    is_scheduler = isinstance(value, LRScheduler) or (isinstance(value, type) and issubclass(value, LRScheduler))
+    is_valid = callable(value) and not (isinstance(value, type) and is_dataclass(value)) and not is_scheduler
     if is_valid:
         with suppress(ValueError):  # functions written in C may have no signature
             is_valid = _accepts(value, *arguments)
     if not is_valid:
         expected = ", ".join(arguments)
-        raise TypeError(f"{name} must be an object such as {example}, or a function of ({expected}), got {value!r}")
+        hint = "; a scheduler of torch belongs to one optimizer, and cps makes several" if is_scheduler else ""
+        raise TypeError(
+            f"{name} must be an object such as {example}, or a function of ({expected}), got {value!r}{hint}"
+        )
 
 
 def _accepts(function: Callable[..., Any], *arguments: str) -> bool:
@@ -160,10 +166,21 @@ def _check_loss(loss: Any) -> None:
         is_valid = _accepts(function, "features", "logits", "labels")
     except ValueError:
         is_valid = False
-    if not is_valid:
-        raise TypeError(f"loss must be a function of (features, logits, labels), got {loss!r}")
+    is_of_torch = _module_of(loss).partition(".")[0] in ("torch", "torchvision")
+    if not is_valid or is_of_torch:
+        hint = "; for a loss of torch write: lambda features, logits, labels: F.cross_entropy(logits, labels)"
+        raise TypeError(
+            f"loss must be a function of (features, logits, labels), got {loss!r}{hint if is_of_torch else ''}"
+        )
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
         raise ValueError("loss must not have parameters, since nothing would train them; use fixed numbers instead")
+
+
+def _module_of(function: Any) -> str:
+    """Return the name of the module that a function, a partial of it, or the class of an object comes from."""
+    while isinstance(function, partial):
+        function = function.func
+    return getattr(function, "__module__", None) or ""
 
 
 def scale_epochs(training: Training, scale: float) -> Training:
