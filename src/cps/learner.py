@@ -113,7 +113,7 @@ class Learner:
         number of images the pruner sees. `trunk` names the layer of a pretrained backbone behind which subnetworks
         begin (see `cps.suggest_trunk`). The layers up to it never change, and what they compute for an image and
         `map_copies - 1` augmented copies of it is kept while the task is learned. `fabric` says where training runs
-        (default: the best single device), `workers` how many processes read a torch `Dataset`. `on_epoch` is called
+        (default: the best single device), `workers` how many processes read a data set. `on_epoch` is called
         after every epoch. `architecture` names the builtin architecture of a module that you built yourself, so that
         the model file opens without it.
         """
