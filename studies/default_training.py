@@ -48,11 +48,9 @@ PAPER = cps.Steps((20, 40, 60), 0.2), cps.Steps((15, 25, 40), 0.2)
 CANDIDATES = {
     "Adam(0.01), steps (the paper's)": Candidate(cps.Adam(1e-2), *PAPER),
     "Adam(0.001), steps": Candidate(cps.Adam(1e-3), *PAPER),
-    "AdamW(0.001), cosine": Candidate(cps.AdamW(1e-3), cps.Cosine(), cps.Cosine()),
     "AdamW(0.001), warm-up and cosine": Candidate(cps.AdamW(1e-3)),
     "AdamW(0.003), warm-up and cosine": Candidate(cps.AdamW(3e-3)),
     "SGD(0.03), warm-up and cosine": Candidate(cps.SGD(0.03)),
-    "SGD(0.1), warm-up and cosine": Candidate(cps.SGD(0.1)),
 }
 
 

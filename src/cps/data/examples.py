@@ -289,7 +289,7 @@ def as_examples(data: Data, encode_labels: LabelEncoder, *, workers: int = 0) ->
 
 def _read_into_memory(dataset: Any) -> Data | None:
     """Return all images and labels of a data set that can `read` many at once, if they fit in memory."""
-    whole = dataset.dataset if isinstance(dataset, Subset) else dataset
+    whole: Any = dataset.dataset if isinstance(dataset, Subset) else dataset
     if not (hasattr(whole, "read") and hasattr(whole, "bytes_per_image")):
         return None
     indices = dataset.indices if isinstance(dataset, Subset) else range(len(dataset))

@@ -138,7 +138,7 @@ class Training(NumericSettings):
 
 def _check_function(name: str, value: Any, example: str, *arguments: str) -> None:
     """Raise `TypeError` unless `value` is a function of these arguments; a settings class is not (its instance is)."""
-    is_scheduler = isinstance(value, LRScheduler) or (isinstance(value, type) and issubclass(value, LRScheduler))
+    is_scheduler = _is_torch_scheduler(value)
     is_valid = callable(value) and not (isinstance(value, type) and is_dataclass(value)) and not is_scheduler
     if is_valid:
         with suppress(ValueError):  # functions written in C may have no signature
@@ -149,6 +149,11 @@ def _check_function(name: str, value: Any, example: str, *arguments: str) -> Non
         raise TypeError(
             f"{name} must be an object such as {example}, or a function of ({expected}), got {value!r}{hint}"
         )
+
+
+def _is_torch_scheduler(value: Any) -> bool:
+    """Return True for a learning rate scheduler of torch, or for its class."""
+    return issubclass(value if isinstance(value, type) else type(value), LRScheduler)
 
 
 def _accepts(function: Callable[..., Any], *arguments: str) -> bool:
