@@ -87,4 +87,4 @@ def test_selectors_do_not_run_under_the_callers_autocast(make_learner):
         learner.predict(task.test[0])
         learner.stream().predict(task.test[0])
         cps.evaluate(learner, [task], group_sizes=[1])
-    assert is_enabled == [False] * 3
+    assert is_enabled == [False] * 4  # of the prediction, the stream, and the evaluation with its confusion matrix

@@ -152,8 +152,8 @@ def score_all_classes(
 ) -> tuple[tuple[ClassName, ...], Tensor]:
     """Return all classes, and the log probability of each (N, classes) from the subnetworks that have run.
 
-    `log_shares` (N, tasks) belong to the tasks, `of_tasks` are their classes. The best class of a task has the probability of the task, and the
-    others are less probable by as much as they are within the task.
+    `log_shares` (N, tasks) belong to the tasks, `of_tasks` are their classes. The best class of a task has the
+    probability of the task, and the others are less probable by as much as they are within the task.
     """
     score, log_shares = class_scorer(selector, evidence, statistics), log_shares.cpu().double()
     log_shares = log_shares.masked_fill(log_shares.isnan(), -torch.inf)
