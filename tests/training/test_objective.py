@@ -4,6 +4,8 @@ import copy
 
 import pytest
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.plugins import MixedPrecision
 from torch import nn
 
 import cps
@@ -24,12 +26,15 @@ class NearTeacher(Objective):
     def __init__(self, student, teacher):
         super().__init__(student)
         self.teacher = teacher.requires_grad_(False)
-        self.events = []
+        self.events, self.epochs = [], []
 
     def forward(self, pixels, labels, loss):
         features = self.student.backbone(pixels)
         distance = (features - self.teacher(pixels)).pow(2).mean()
         return loss(features, self.student.head(features), labels) + distance
+
+    def before_epoch(self, epoch):
+        self.epochs.append(epoch)
 
     def before_step(self):
         assert all(parameter.grad is not None for parameter in self.student.parameters())
@@ -83,6 +88,25 @@ def test_each_step_calls_the_objective_before_and_after_it(fabric):
     names, values = zip(*objective.events, strict=True)
     assert names == ("before", "after") * 3
     assert values[1] == values[2] != values[0]
+
+
+def test_before_a_step_the_gradients_are_those_of_the_loss_also_where_precision_scales_them():
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
+    gradients = []
+    for each in (fabric, Fabric(accelerator="cpu", devices=1)):
+        objective = NearTeacher(make_student(), nn.Linear(3, 4))
+        objective.before_step = lambda student=objective.student: gradients.append(student.head.weight.grad.clone())
+        fit(objective, each, epochs=1)
+    assert scaler.get_scale() == 1024
+    torch.testing.assert_close(gradients[0], gradients[3], rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, [0, 1, 2]), (1, [1, 2])])
+def test_an_objective_knows_the_epoch_also_after_resuming(fabric, start, expected):
+    objective = NearTeacher(make_student(), nn.Linear(3, 4)).to(fabric.device)
+    fit(objective, fabric, epochs=3, start=start)
+    assert objective.epochs == expected
 
 
 @pytest.mark.parametrize(("images", "expected"), [(40, 40), (41, 48), (8, 8), (48, 48), (0, 0)])

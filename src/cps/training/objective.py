@@ -22,8 +22,11 @@ class Objective(nn.Module):
         """Return the loss of a batch; `loss` is that of the training settings."""
         raise NotImplementedError
 
+    def before_epoch(self, epoch: int) -> None:
+        """Called before each epoch, counted from 0."""
+
     def before_step(self) -> None:
-        """Called when a batch has its gradients, before the optimizer uses them."""
+        """Called when a batch has its gradients, those of the loss itself, before the optimizer uses them."""
 
     def after_step(self) -> None:
         """Called after the optimizer has moved the parameters and the guard has restored those that must stay."""

@@ -120,6 +120,7 @@ class PlainSteps:
         loss = self.fabric_model(pixels, labels, self.loss.__call__) * loss_weight
         self.fabric.backward(loss)
         if self.objective is not None:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)  # scaled in 16-bit precision
             self.objective.before_step()
         self.fabric_optimizer.step()
         self.restore(score_step)

@@ -19,7 +19,7 @@ from cps.data.examples import Examples
 from cps.network.freezing import Guard
 from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of
 from cps.runtime.seeding import generator, seeded
-from cps.training.objective import Trained
+from cps.training.objective import Objective, Trained
 from cps.training.settings import Training
 from cps.training.steps import EpochPlan, Fit, MakeSteps, PlainSteps, StepCache, TrainingSteps
 
@@ -108,6 +108,8 @@ class Trainer:
                 plan = next(plans)
                 for epoch in range(start, math.ceil(length)):
                     model.train()
+                    if isinstance(model, Objective):
+                        model.before_epoch(epoch)
                     with (
                         seeded(self.fabric.device, *seed, epoch, NOISE, self.fabric.global_rank),
                         deterministic_cudnn(),
