@@ -10,8 +10,21 @@ import cps
 from cps.methods.blocks.memory import Memory
 from cps.methods.finetuning import Finetuning
 from cps.methods.replay.experience_replay import ExperienceReplay
+from cps.methods.single_head import HEAD
+from cps.methods.task_training import phase_shares
+from cps.network.classifier import make_head
+from cps.network.freezing import Protected
+from cps.runtime.seeding import generator
 from cps.training import checkpoint
+from cps.training.objective import Objective
 from samples import ListDataset, conv_net, make_task
+
+
+class PlainLoss(Objective):
+    """The loss of the training settings."""
+
+    def forward(self, pixels, labels, loss):
+        return self.student(pixels, labels, loss)
 
 
 def finetuning(fabric, kind=Finetuning, **settings):
@@ -48,9 +61,7 @@ def test_the_first_task_is_plain_training(fabric):
     """The same classifier, trained with the trainer of the library alone."""
     from cps.data.batch_transform import BatchTransform
     from cps.data.examples import TensorExamples
-    from cps.methods.single_head import HEAD
-    from cps.network.classifier import Classifier, make_head
-    from cps.runtime.seeding import generator
+    from cps.network.classifier import Classifier
     from cps.training.trainer import Trainer
 
     task = make_task(0)
@@ -61,6 +72,36 @@ def test_the_first_task_is_plain_training(fabric):
     examples = TensorExamples(task.train[0], torch.tensor(task.train[1]))
     Trainer(fabric).fit(model, examples, QUICK, seed=(0, 0, 0), transform=BatchTransform())
     torch.testing.assert_close(method.model.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+
+def test_a_method_can_protect_what_training_must_not_move(fabric):
+    class FixedHead(Finetuning):
+        """Finetuning of the backbone below a head that stays as it was drawn."""
+
+        def objective(self, task):
+            return PlainLoss(self.model)
+
+        def guard(self, task):
+            head = self.model.head.weight.detach()
+            return {"head.weight": Protected(torch.ones_like(head).bool(), head.clone(), torch.zeros_like(head).bool())}
+
+    method, plain = finetuning(fabric, FixedHead), finetuning(fabric)
+    for each in (method, plain):
+        each.learn(make_task(0))
+    drawn = make_head(12, 2, generator(0, 0, HEAD)).weight.to(fabric.device)
+    assert torch.equal(method.model.head.weight, drawn)
+    assert not torch.equal(plain.model.head.weight, drawn)
+    assert not torch.equal(method.model.backbone[0].weight.cpu(), method.backbone[0].weight)
+
+
+def test_a_method_with_a_memory_says_that_it_keeps_images(fabric):
+    assert [finetuning(fabric, memory=memory).assumes.replay for memory in (None, MEMORY)] == [False, True]
+
+
+def test_phases_share_image_passes_by_epochs_and_images():
+    phases = [(cps.Training(40), 100), (cps.Training(10), 100), (cps.Training(30), 0)]
+    assert phase_shares(*phases) == [0.8, 0.2, 0.0]
+    assert phase_shares((cps.Training(3), 7)) == [1.0]
 
 
 def test_a_grown_head_keeps_the_rows_of_old_classes(fabric):

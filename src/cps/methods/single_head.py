@@ -6,7 +6,7 @@ accounts of bytes and image passes are the same for all of them. Without more, t
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ from cps.methods.blocks.memory import Exemplars, Memory
 from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
 from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
 from cps.network.classifier import Classifier, make_head
+from cps.network.freezing import Guard
 from cps.network.outputs import Evidence, Outputs
 from cps.network.partition import named_tensors
 from cps.network.subnetwork import Statistics, local_labels
@@ -71,8 +72,8 @@ class SingleHead:
     training steps of a task together see `passes` times as many images as the task has, whatever the epochs of its
     phases; that is how methods are compared at the same cost. `on_epoch` is called after every epoch.
 
-    A method overrides `objective`, or `train_task` if it has several phases. What it keeps between tasks, besides the
-    model, is in `buffers`, tensors by name.
+    A method overrides `objective` and `guard`, or `train_task` if it has several phases. What it keeps between tasks,
+    besides the model, is in `buffers`, tensors by name.
     """
 
     backbone: nn.Module
@@ -98,6 +99,7 @@ class SingleHead:
         check_callback("on_epoch", self.on_epoch)
         if self.passes is not None and not self.passes > 0:
             raise ValueError(f"passes must be a positive number of passes over the images of a task, got {self.passes}")
+        self.assumes = replace(self.assumes, replay=self.memory is not None)
         self.device_fabric = launch(self.fabric or make_fabric())
         self.device = self.device_fabric.device
         self.trainer = Trainer(self.device_fabric)
@@ -191,11 +193,15 @@ class SingleHead:
 
     def train_task(self, task: TaskTraining) -> None:
         """Train the model on the images of a task and those of the memory."""
-        task.fit(self.objective(task), self.with_exemplars(task.examples), self.train)
+        task.fit(self.objective(task), self.with_exemplars(task.examples), self.train, guard=self.guard(task))
 
     def objective(self, task: TaskTraining) -> Trained:
         """Return what training minimises: by default the loss of the training settings over all classes."""
         return self.model
+
+    def guard(self, task: TaskTraining) -> Guard | None:
+        """Return what training must not move, by the names of the objective's student: by default nothing."""
+        return None
 
     def _remember(self, task: TaskTraining, quota: int) -> None:
         """Keep `quota` images of each class, and no others."""

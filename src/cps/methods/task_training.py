@@ -156,6 +156,12 @@ class TaskTraining:
         }
 
 
+def phase_shares(*phases: tuple[Training, int]) -> list[float]:
+    """Return the share that each phase, a training and its number of images, has in the image passes of all."""
+    passes = [training.epochs * images for training, images in phases]
+    return [part / max(sum(passes), 1) for part in passes]
+
+
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names start with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
