@@ -11,7 +11,18 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 import cps
+from cps.training.settings import scale_like
 from samples import make_task
+
+
+def test_a_further_phase_differs_from_the_main_one_by_the_same_ratios():
+    main, further = cps.Training(40, cps.SGD(0.1, weight_decay=4e-4)), cps.Training(30, cps.SGD(0.01, weight_decay=0))
+    found = scale_like(cps.Training(20, cps.Adam(3e-3, 5e-3), cps.Cosine(4), batch_size=32), main, further)
+    assert found.epochs == 15
+    assert found.optimizer.lr == pytest.approx(3e-4)
+    assert found.optimizer.weight_decay == 0
+    assert found.schedule == cps.Cosine(3)
+    assert found.batch_size == 32
 
 
 def test_schedules_are_those_of_the_paper():

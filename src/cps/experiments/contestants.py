@@ -24,7 +24,7 @@ from cps.methods.replay.weight_aligning import WeightAligning
 from cps.methods.single_head import SingleHead
 from cps.network.architectures import Architecture
 from cps.storage.settings_codec import contains_setting
-from cps.training.settings import Cosine, Training
+from cps.training.settings import Cosine, Training, scale_like
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -84,14 +84,21 @@ def find_contestants(names: Sequence[str]) -> dict[str, Contestant]:
     return {name: CONTESTANTS[name] for name in dict.fromkeys(chosen)}
 
 
-def _single_head(kind: type[SingleHead], **options: Any) -> Contestant:
-    """Return a contestant with one network and one head."""
-    keeps_images = next(each.default for each in fields(kind) if each.name == "memory") is not None
+def _single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options: Any) -> Contestant:
+    """Return a contestant with one network and one head.
+
+    `phases` are the settings of further phases that train the whole network. With an equal budget they use the
+    recipe's optimizer, too.
+    """
+    defaults = {each.name: each.default for each in fields(kind)}
+    keeps_images = defaults["memory"] is not None
 
     def make(setting: Setting) -> SingleHead:
         recipe, settings = setting.recipe, dict(options)
         if setting.budget == "equal":
             settings |= {"train": setting.train, "passes": setting.passes}
+            main: Any = defaults["train"]
+            settings |= {name: scale_like(setting.train, main, defaults[name]) for name in phases}
         elif kind is Joint:
             settings["train"] = recipe.joint or recipe.train
         if keeps_images and setting.memory is not None:

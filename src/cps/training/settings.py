@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -197,3 +197,13 @@ def scale_epochs(training: Training, scale: float) -> Training:
         schedule = Cosine(schedule.warmup * scale)
     epochs = max(1, round(training.epochs * scale)) if training.epochs else 0
     return replace(training, epochs=epochs, schedule=schedule)
+
+
+def scale_like(training: Training, main: Training, further: Training) -> Training:
+    """Return the training of a further phase that differs from `training` as `further` does from `main`.
+
+    That is by the ratios of their epochs, learning rates and weight decays. The optimizers must be settings.
+    """
+    own, one, other = (cast(Any, each).optimizer for each in (training, main, further))
+    rates = {name: getattr(own, name) * getattr(other, name) / getattr(one, name) for name in ("lr", "weight_decay")}
+    return replace(scale_epochs(training, further.epochs / main.epochs), optimizer=replace(own, **rates))
