@@ -4,8 +4,6 @@ import pytest
 import torch
 
 from cps.methods.blocks.distillation import distillation_loss
-from cps.methods.blocks.teacher import Teacher
-from samples import conv_net
 
 
 @pytest.mark.parametrize(("student", "expected"), [((0.0, 0.0), 0.6931), ((1.0, 0.0), 0.6085)])
@@ -19,14 +17,3 @@ def test_a_student_like_its_teacher_has_no_gradient():
     logits = torch.randn(5, 3, requires_grad=True)
     distillation_loss(logits, logits.detach()).backward()
     assert logits.grad.abs().max() < 1e-7
-
-
-def test_a_teacher_stays_as_it_is_in_training_mode():
-    model = conv_net()
-    teacher = Teacher(model).train()
-    before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    outputs = teacher(torch.randn(4, 2, 6, 6))
-    assert not outputs.requires_grad
-    assert not any(parameter.requires_grad for parameter in teacher.parameters())
-    torch.testing.assert_close(teacher.state_dict(), before, rtol=0, atol=0)
-    assert model.training
