@@ -2,7 +2,8 @@
 
 import torch
 
-from cps.methods.blocks.heads import align_weights, grow_linear, nearest_mean_scores
+from cps.methods.blocks.heads import align_weights, grow_linear, guard_rows, nearest_mean_scores
+from cps.network.freezing import make_restore
 
 
 def test_a_head_grows_by_rows_that_its_generator_draws():
@@ -12,6 +13,28 @@ def test_a_head_grows_by_rows_that_its_generator_draws():
     assert torch.equal(grown.weight[:2], first.weight)
     assert torch.equal(grown.weight[2:], other.weight)
     assert torch.equal(grown.bias, torch.cat([first.bias, other.bias]))
+
+
+def test_a_head_grows_for_more_features_and_keeps_its_block_of_weights():
+    first = grow_linear(None, 3, 2, torch.Generator().manual_seed(0))
+    grown = grow_linear(first, 5, 1, torch.Generator().manual_seed(1))
+    assert torch.equal(grown.weight[:2, :3], first.weight)
+    assert grown.weight.shape == (3, 5)
+    assert grown.weight.abs().min() > 0
+    assert torch.equal(grown.bias[:2], first.bias)
+
+
+def test_a_guard_of_rows_restores_them_and_no_others():
+    head = grow_linear(None, 3, 4, torch.Generator().manual_seed(0))
+    before = head.weight.detach().clone()
+    restore = make_restore(guard_rows(head, 3), {f"head.{name}": value for name, value in head.named_parameters()})
+    with torch.no_grad():
+        for value in head.parameters():
+            value += 1
+    restore()
+    assert torch.equal(head.weight[:3], before[:3])
+    assert torch.equal(head.weight[3], before[3] + 1)
+    assert head.bias[3] > head.bias[:3].max()
 
 
 def test_aligned_weights_have_the_same_mean_length_and_the_same_order_inside_old_and_new_classes():

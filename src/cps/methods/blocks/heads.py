@@ -5,18 +5,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cps.network.classifier import make_head
+from cps.network.freezing import Guard, Protected
 
 
 @torch.no_grad()
 def grow_linear(head: nn.Linear | None, features: int, outputs: int, draws: torch.Generator) -> nn.Linear:
-    """Return a head with `outputs` outputs more, the old ones unchanged; `head` is None for the first task."""
+    """Return a head with `outputs` outputs more, the old ones unchanged; `head` is None for the first task.
+
+    If there are more features than before, the weights of old outputs for new features are drawn, too.
+    """
     new = make_head(features, outputs, draws)
     if head is None:
         return new
     grown = nn.Linear(features, head.out_features + outputs, device=head.weight.device, dtype=head.weight.dtype)
-    grown.weight.copy_(torch.cat([head.weight, new.weight.to(head.weight)]))
+    weight, known = head.weight, head.in_features
+    if features > known:
+        drawn = make_head(features, head.out_features, draws).weight.to(weight)
+        weight = torch.cat([weight, drawn[:, known:]], dim=1)
+    grown.weight.copy_(torch.cat([weight, new.weight.to(weight)]))
     grown.bias.copy_(torch.cat([head.bias, new.bias.to(head.bias)]))
     return grown
+
+
+@torch.no_grad()
+def guard_rows(head: nn.Linear, rows: int) -> Guard:
+    """Return a guard of the first rows of the head of a classifier."""
+    guard = {}
+    for name, value in head.named_parameters():
+        taken = torch.zeros_like(value, dtype=torch.bool)
+        taken[:rows] = True
+        guard[f"head.{name}"] = Protected(taken, value.detach().clone(), torch.zeros_like(taken))
+    return guard
 
 
 @torch.no_grad()
