@@ -14,6 +14,7 @@ from cps.data.examples import (
     TensorExamples,
     as_examples,
     as_labels,
+    choose_examples,
     iterate_batches,
     read_labels,
 )
@@ -101,3 +102,16 @@ def test_a_data_set_is_learned_with_worker_processes(make_learner):
 def test_labels_are_on_the_device_of_their_images():
     images = torch.zeros(4, 2, 6, 6, dtype=torch.uint8, device="meta")
     assert as_examples((images, [0, 1, 0, 1]), torch.tensor).targets.device.type == "meta"
+
+
+def test_some_examples_of_a_data_set_are_those_of_the_same_tensors():
+    images, labels, indices = torch.rand(8, 1, 3, 3), torch.tensor([0, 1] * 4), torch.tensor([6, 1, 4])
+    known = as_examples((images, labels), torch.tensor)
+    for whole in (known, as_examples(ListDataset(images, labels.tolist()), torch.tensor)):
+        chosen = choose_examples(whole, indices).to(torch.device("cpu"))
+        assert len(chosen) == 3
+        assert read_labels(chosen).tolist() == [0, 1, 0]
+        found, of_them = next(chosen.batches([torch.tensor([2, 0])]))
+        assert torch.equal(found, images[[4, 6]])
+        assert of_them.tolist() == [0, 0]
+    assert choose_examples(known, indices).digest() != choose_examples(known, indices[:2]).digest()

@@ -207,6 +207,43 @@ class JoinedExamples:
         return JoinedExamples(tuple(part.to(device) for part in self.parts))
 
 
+@dataclass(frozen=True)
+class ChosenExamples:
+    """Some of the examples, by their indices."""
+
+    examples: Examples
+    indices: Tensor
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def batches(self, order: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (images, labels) for each tensor of indices in `order`."""
+        return self.examples.batches([self.indices[indices.cpu()] for indices in order])
+
+    def labels(self) -> Tensor | None:
+        """Return all labels, or None if only reading every image would give them."""
+        known = self.examples.labels()
+        return None if known is None else known[self.indices.to(known.device)]
+
+    def digest(self) -> str | None:
+        """Return a digest of the indices and of all examples, or None if those have none."""
+        known = self.examples.digest()
+        return None if known is None else digest({"indices": self.indices}, known)
+
+    def to(self, device: torch.device) -> "ChosenExamples":
+        """Return the same examples, with tensors in memory moved to the device."""
+        return ChosenExamples(self.examples.to(device), self.indices)
+
+
+def choose_examples(examples: Examples, indices: Tensor) -> Examples:
+    """Return some of the examples, by their indices."""
+    if isinstance(examples, TensorExamples):
+        indices = indices.to(examples.images.device)
+        return TensorExamples(examples.images[indices], examples.targets[indices], examples.on_host)
+    return ChosenExamples(examples, indices.cpu())
+
+
 def join_examples(*parts: Examples | None) -> Examples:
     """Return several examples as one; those that are tensors in memory become one tensor. Parts may be None."""
     present = [part for part in parts if part is not None and len(part)]
