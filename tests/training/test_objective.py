@@ -49,13 +49,13 @@ def make_student():
     return Classifier(nn.Linear(3, 4), nn.Linear(4, 2))
 
 
-def fit(model, fabric, *, epochs=2, guard=None, images=None, start=0, schedule=None, make_steps=None):
+def fit(model, fabric, *, epochs=2, guard=None, images=None, start=0, schedule=None, make_steps=None, passes=1):
     training = cps.Training(epochs, cps.SGD(0.1), schedule or cps.Constant(), batch_size=8)
     trainer = Trainer(fabric)
     examples = TensorExamples(IMAGES, LABELS)
     trainer.fit(
         model, examples, training, seed=(0,), transform=BatchTransform(), guard=guard, images=images, start=start,
-        make_steps=make_steps,
+        make_steps=make_steps, passes_per_batch=passes,
     )  # fmt: skip
     return trainer
 
@@ -139,11 +139,14 @@ def test_other_steps_can_replace_the_plain_ones(fabric):
             super()._step(batch, loss_weight, score_step)
             super()._step(batch, loss_weight, score_step)
 
+    def twice_as_many(fit, fabric):
+        return TwiceAsMany(fit.model, fit.training, fabric, fit.transform)
+
     objective = NearTeacher(make_student(), nn.Linear(3, 4)).to(fabric.device)
-    fit(
-        objective,
-        fabric,
-        epochs=1,
-        make_steps=lambda fit, fabric: TwiceAsMany(fit.model, fit.training, fabric, fit.transform),
-    )
+    trainer = fit(objective, fabric, epochs=1, make_steps=twice_as_many, passes=2)
     assert len(objective.events) == 12
+    assert trainer.image_passes == 48
+    objective.events.clear()
+    trainer = fit(objective, fabric, epochs=99, images=80, make_steps=twice_as_many, passes=2)
+    assert trainer.image_passes == 80
+    assert len(objective.events) == 4 * 80 // 16

@@ -86,10 +86,12 @@ class TaskTraining:
         guard: Guard | None = None,
         transform: BatchTransform | None = None,
         make_steps: MakeSteps | None = None,
+        passes_per_batch: int = 1,
     ) -> None:
         """Train a model or an objective for a phase of the task, or resume the phase that was interrupted.
 
-        If the method has a number of `passes`, the phase takes the given share of them.
+        If the method has a number of `passes`, the phase takes the given share of them. `passes_per_batch` says how
+        often its training steps use each image of a batch.
         """
         method, index = self.method, self._phase
         self._phase += 1
@@ -99,7 +101,7 @@ class TaskTraining:
             return
         saved, self._saved = self._saved, None
         images = None if method.passes is None else round(share * method.passes * len(self.examples))
-        epochs = training.epochs if images is None else images / len(examples)
+        epochs = training.epochs if images is None else images / (passes_per_batch * len(examples))
         training = scale_epochs(training, epochs / max(training.epochs, 1))
         start = self._start_state() if self._saver is not None else {}
         if saved is not None:
@@ -126,6 +128,7 @@ class TaskTraining:
             optimizer_state=saved.optimizer if saved else None,
             images=images,
             make_steps=make_steps,
+            passes_per_batch=passes_per_batch,
         )
 
     def _start_state(self) -> dict[str, Tensor]:

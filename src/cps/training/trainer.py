@@ -81,6 +81,7 @@ class Trainer:
         total_epochs: int = 0,
         images: int | None = None,
         make_steps: MakeSteps | None = None,
+        passes_per_batch: int = 1,
     ) -> None:
         """Train a classifier or an objective in place with a new optimizer, or from epoch `start` with a saved state.
 
@@ -88,11 +89,12 @@ class Trainer:
         entries that must not change, by the names of the parameters of the backbone, or of the objective's student.
         `score_range` is how far mask scores can move in the whole training. `total_epochs` are the epochs of all
         phases, which share one captured step. With `images`, training ends with the batch that reaches this number of
-        images, whatever the number of epochs, and so does the schedule. `make_steps` replaces the training steps.
+        images, whatever the number of epochs, and so does the schedule. `make_steps` replaces the training steps, and
+        `passes_per_batch` says how often they use each image of a batch.
 
         Raise `FloatingPointError` if the loss is not finite.
         """
-        per_epoch = self._images_per_epoch(examples, training)
+        per_epoch = passes_per_batch * self._images_per_epoch(examples, training)
         length = training.epochs if images is None else images / per_epoch  # in epochs
         self.image_passes += math.ceil(per_epoch * min(start, length))
         if start >= length:
@@ -115,7 +117,7 @@ class Trainer:
                         deterministic_cudnn(),
                     ):
                         total, batches = steps.run(examples, plan), len(plan.order)
-                    self.image_passes += plan.images
+                    self.image_passes += passes_per_batch * plan.images
                     plan = next(plans, plan)  # on the CPU, while the GPU is busy
                     average_buffers(model, self.fabric)
                     loss = self._mean_loss(total, batches, epoch)
