@@ -10,6 +10,7 @@ import cps
 from cps.methods.blocks.memory import Memory
 from cps.methods.finetuning import Finetuning
 from cps.methods.replay.experience_replay import ExperienceReplay
+from cps.methods.replay.icarl import ICaRL
 from cps.methods.single_head import HEAD
 from cps.methods.task_training import phase_shares
 from cps.network.classifier import make_head
@@ -170,6 +171,29 @@ def test_with_a_budget_every_task_sees_the_same_number_of_images(fabric, passes)
             method.learn(task)
             budgets.append(method.image_passes - before)
     assert all(passes * 24 <= budget < passes * 24 + QUICK.batch_size for budget in budgets)
+
+
+def test_phases_share_a_budget_by_their_image_passes():
+    assert phase_shares((cps.Training(10), 90), (cps.Training(20), 5)) == [0.9, 0.1]
+
+
+def test_with_nearest_means_the_training_is_the_same_and_the_classification_is_that_of_icarl(fabric):
+    by_head, by_mean = (
+        finetuning(fabric, ExperienceReplay, memory=MEMORY, nearest_mean=nearest) for nearest in (False, True)
+    )
+    assert same_trajectory(by_head, by_mean, tasks(2))
+    images = make_task(0).test[0]
+    icarl = finetuning(fabric, ICaRL, memory=MEMORY)
+    icarl.restore(by_mean.state())
+    for found, expected in zip(by_mean.evidence(images), icarl.evidence(images), strict=True):
+        assert torch.equal(found.logits, expected.logits)
+    assert not torch.equal(by_mean.evidence(images)[0].logits, by_head.evidence(images)[0].logits)
+
+
+def test_nearest_means_without_a_memory_raise_before_the_training(fabric):
+    method = finetuning(fabric, nearest_mean=True, on_epoch=pytest.fail)
+    with pytest.raises(ValueError, match="its memory must hold one of each class"):
+        method.learn(make_task(0))
 
 
 @pytest.mark.parametrize(

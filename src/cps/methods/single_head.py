@@ -22,7 +22,7 @@ from cps.data.images import as_images
 from cps.data.normalize import Normalize, Prepare
 from cps.data.tasks import Task
 from cps.method import Assumptions, predict
-from cps.methods.blocks.heads import grow_linear
+from cps.methods.blocks.heads import exemplar_means, grow_linear, nearest_mean_scores
 from cps.methods.blocks.memory import Exemplars, Memory
 from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
 from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
@@ -68,7 +68,8 @@ class SingleHead:
     """One network that is trained on one task after the other, with a head that grows by the classes of each.
 
     `backbone` is a module (images -> features), which is copied. `train` is the training of a task, and `memory`
-    says how many images of each class are kept when it has been learned. With `passes`, all
+    says how many images of each class are kept when it has been learned. With `nearest_mean`, an image gets the class
+    whose images in memory have the nearest mean, instead of that with the largest logit. With `passes`, all
     training steps of a task together see `passes` times as many images as the task has, whatever the epochs of its
     phases; that is how methods are compared at the same cost. `on_epoch` is called after every epoch.
 
@@ -80,6 +81,7 @@ class SingleHead:
     _: KW_ONLY
     train: Training = TRAIN
     memory: Memory | None = None
+    nearest_mean: bool = False
     passes: float | None = None
     augment: Augmentation | None = None
     normalize: Normalize | None = None
@@ -134,8 +136,8 @@ class SingleHead:
 
     @property
     def group_selector(self) -> Selector:
-        """The selector for groups of images."""
-        return SoftmaxMass()
+        """The selector for groups of images; distances to means are no logits, so they have no softmax."""
+        return MaxOutput() if self.nearest_mean else SoftmaxMass()
 
     @property
     def image_passes(self) -> int:
@@ -168,11 +170,13 @@ class SingleHead:
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 examples = join_examples(*[self._begin(task) for task in tasks])
-                quota = 0 if self.memory is None else self.memory.quota(self.num_classes)
+                self._check_memory()
                 new = sum(len(task.classes) for task in tasks)
                 training = TaskTraining(self, examples, new, on_epoch or self.on_epoch, checkpoint)
                 self.train_task(training)
-                self._remember(training, quota)
+                self.exemplars = self.choose_exemplars(training)
+                if self.nearest_mean:
+                    self.buffers["means"] = exemplar_means(self)
                 self.end_task(training)
         except BaseException:
             self.restore(before)
@@ -203,13 +207,25 @@ class SingleHead:
         """Return what training must not move, by the names of the objective's student: by default nothing."""
         return None
 
-    def _remember(self, task: TaskTraining, quota: int) -> None:
-        """Keep `quota` images of each class, and no others."""
-        self.exemplars.shrink(quota)
+    @property
+    def quota(self) -> int:
+        """The number of images of each class that the memory has room for."""
+        return 0 if self.memory is None else self.memory.quota(self.num_classes)
+
+    def _check_memory(self) -> None:
+        """Raise `ValueError` before the training for a memory that is too small."""
+        if self.quota == 0 and self.nearest_mean:
+            raise ValueError(f"{self.name} classifies by its exemplars, so its memory must hold one of each class")
+
+    def choose_exemplars(self, task: TaskTraining) -> Exemplars:
+        """Return as many images of every class as the memory has room for; those of new classes are chosen."""
+        chosen, quota = self.exemplars.first(task.old), self.quota
+        chosen.shrink(quota)
         if self.memory is not None and quota:
             draws = task.generator(CHOOSE)
             choose, features = self.memory.choose, partial(self.features_of, task.examples)
-            self.exemplars.add_classes(task.examples, task.labels.tolist(), quota, choose, features, draws)
+            chosen.add_classes(task.examples, task.labels.tolist(), quota, choose, features, draws)
+        return chosen
 
     def end_task(self, task: TaskTraining) -> None:
         """Compute what the method keeps about a task, or needs to predict, from its images and the memory."""
@@ -224,9 +240,16 @@ class SingleHead:
             raise RuntimeError("nothing has been learned yet; call learn(task) first")
         pixels = as_images(images)
         check_shape(pixels, self.input_shape)
-        features, scores = self.outputs(pixels.split(BATCH))
-        parts = scores.split([len(classes) for classes in self.classes], dim=1)
-        return Evidence.of([Outputs(features, part) for part in parts])
+        return Evidence.of(self.outputs_by_task(pixels.split(BATCH)))
+
+    def outputs_by_task(self, batches: Sequence[Tensor]) -> list[Outputs]:
+        """Return the outputs of each task for batches of raw images: the features, and its part of the scores."""
+        features, scores = self.outputs(batches)
+        return [Outputs(features, part) for part in self.split_by_task(scores)]
+
+    def split_by_task(self, scores: Tensor) -> tuple[Tensor, ...]:
+        """Return the scores (N, classes) of the classes of each task."""
+        return scores.split([len(classes) for classes in self.classes], dim=1)
 
     def statistics(self, selector: str) -> list[Statistics]:
         """Return nothing for each task: no selector keeps statistics."""
@@ -251,7 +274,9 @@ class SingleHead:
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
-        """Return the scores (N, classes) of features: by default the logits of the head."""
+        """Return the scores (N, classes) of features: the logits of the head, or how near the means are."""
+        if self.nearest_mean:
+            return nearest_mean_scores(features, self.buffers["means"])
         return self.model.head(features.to(self.model.head.weight.dtype))
 
     def features_of(self, examples: Examples, *, flipped: bool = False) -> Tensor:

@@ -1,11 +1,18 @@
 """Heads that grow with the number of classes, and corrections of their preference for new classes."""
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cps.data.augmentation import Flip
 from cps.network.classifier import make_head
 from cps.network.freezing import Guard, Protected
+from cps.storage.settings_codec import contains_setting
+
+if TYPE_CHECKING:
+    from cps.methods.single_head import SingleHead
 
 
 @torch.no_grad()
@@ -54,3 +61,18 @@ def nearest_mean_scores(features: Tensor, means: Tensor) -> Tensor:
     """Return minus the squared distances (N, classes) of features of unit length to class means of unit length."""
     points, centres = F.normalize(features, dim=1), F.normalize(means, dim=1)
     return 2 * points @ centres.T - 2
+
+
+def exemplar_means(method: "SingleHead") -> Tensor:
+    """Return the mean features (classes, d) of the exemplars of each class, features and means of unit length.
+
+    With flips among its augmentation, the mirror images count, too.
+    """
+    examples = method.exemplars.examples()
+    assert examples is not None
+    views = (False, True) if contains_setting(method.augment, Flip) else (False,)
+    labels = examples.targets.to(method.device)
+    means = torch.zeros(method.num_classes, method.num_features, device=method.device)
+    for flipped in views:
+        means.index_add_(0, labels, F.normalize(method.features_of(examples, flipped=flipped), dim=1))
+    return F.normalize(means, dim=1)

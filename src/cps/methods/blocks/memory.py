@@ -124,6 +124,12 @@ class Exemplars:
         """The bytes of all images."""
         return sum(images.nbytes for images in self.images)
 
+    def first(self, classes: int) -> "Exemplars":
+        """Return the images of the first classes."""
+        part = Exemplars()
+        part.images = self.images[:classes]
+        return part
+
     def shrink(self, quota: int) -> None:
         """Keep the first images of each class."""
         self.images = [images[:quota].clone() if len(images) > quota else images for images in self.images]
