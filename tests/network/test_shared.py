@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 import cps
+from cps.network.masks import single_weights
+from cps.network.model_file import fill_network, read_model, write_model
+from cps.network.shared import SharedNetwork
 from cps.runtime.devices import full_precision
 from samples import ACCELERATOR, ROUNDING, conv_net, make_task, use_all_compact
 from zoo import BACKBONE_NAMES, BACKBONES
@@ -175,3 +178,32 @@ def test_a_later_task_with_other_views_does_not_change_earlier_outputs(make_lear
     for first, rotations in ((10, cps.Upright()), (20, cps.Rotations(flips=True))):
         learn(first, rotations)
         assert all(map(torch.equal, learner.evidence(images)[:][0], before))
+
+
+def test_masks_can_have_an_entry_for_every_single_weight(tmp_path):
+    """Half of the weights inside each kernel belong to the first task; the others stay free, also in a file."""
+
+    def new_network():
+        torch.manual_seed(0)
+        return SharedNetwork(conv_net(), shape=single_weights)
+
+    network, draws = new_network(), torch.Generator().manual_seed(0)
+    network.set_input((2, 6, 6), (-1.0, 1.0))
+    for task in range(2):
+        draft = network.new_draft([2 * task, 2 * task + 1], 12, draws)
+        guard = draft.guard()["3.weight"]
+        draft.prune(
+            {name: torch.arange(mask.numel()).reshape(mask.shape) % 3 == task for name, mask in draft.masks.items()}
+        )
+        assert int(guard.taken.sum()) == (0, 288)[task]  # of 12 x 8 x 3 x 3
+        network.seal(draft)
+    assert network.density(0) == pytest.approx(1 / 3, abs=1e-3)
+    assert network.free_by_layer()["3.weight"] == pytest.approx(1 / 3)
+    write_model(tmp_path / "model", network, {}, None)
+    read = new_network()
+    fill_network(read, tmp_path / "model", *read_model(tmp_path / "model"))
+    assert [read.fingerprint(task) for task in range(2)] == [network.fingerprint(task) for task in range(2)]
+    images = torch.randn(3, 2, 6, 6, generator=draws)
+    for task in range(2):
+        compact, full = network.extract(task)(images), network.full_outputs([images], task).logits
+        torch.testing.assert_close(compact, full, rtol=1e-3, atol=1e-3)

@@ -13,7 +13,7 @@ from cps.data.examples import ClassName
 from cps.network.classifier import Classifier
 from cps.network.freezing import Guard, Protected
 from cps.network.mask_scores import SCORE_RANGE, initial_scores
-from cps.network.masks import Masks, check_pruned, full_masks, pack, unpack
+from cps.network.masks import Masks, check_pruned, masks_like, pack, unpack
 from cps.network.partition import Parts, named_tensors, set_tensors
 
 
@@ -40,7 +40,7 @@ class Draft:
     ):
         self.classes, self.flips = tuple(classes), flips
         self.model = Classifier(backbone, head)
-        self.masks = full_masks(weights, on=True)
+        self.masks = masks_like(taken, on=True)
         self.scores = initial_scores(self.masks) if learns_masks else {}
         self.dense_weights: dict[str, Tensor] | None = None
         self._parts = parts

@@ -1,10 +1,11 @@
 """Masks: which connections of the shared weights belong to a subnetwork.
 
 A mask is a bool tensor that broadcasts to its weight: one entry per weight of a `Linear` layer, shape
-(out, in), and one per kernel of a `Conv2d` layer, shape (out, in, 1, 1).
+(out, in), and one per kernel of a `Conv2d` layer, shape (out, in, 1, 1). Networks of methods that mask every weight
+alone have masks of the shape of the weight (`single_weights`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 Masks = dict[str, Tensor]
+MaskShape = Callable[[Sequence[int]], tuple[int, ...]]  # the shape of a weight -> that of its masks
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # integers of the same size, by bytes
 
 
@@ -20,12 +22,22 @@ def mask_shape(weight_shape: Sequence[int]) -> tuple[int, ...]:
     return (*weight_shape[:2], *(1 for _ in weight_shape[2:]))
 
 
-def full_masks(weights: Mapping[str, Tensor], *, on: bool) -> Masks:
+def single_weights(weight_shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of the mask over a weight of which every single number is on or off."""
+    return tuple(weight_shape)
+
+
+def full_masks(weights: Mapping[str, Tensor], *, on: bool, shape: MaskShape = mask_shape) -> Masks:
     """Return masks over `weights` with every connection on, or every connection off."""
     return {
-        name: torch.full(mask_shape(weight.shape), on, dtype=torch.bool, device=weight.device)
+        name: torch.full(shape(weight.shape), on, dtype=torch.bool, device=weight.device)
         for name, weight in weights.items()
     }
+
+
+def masks_like(masks: Masks, *, on: bool) -> Masks:
+    """Return masks of the same shapes with every connection on, or every connection off."""
+    return {name: torch.full_like(mask, on) for name, mask in masks.items()}
 
 
 def masked(weight: Tensor, mask: Tensor) -> Tensor:
@@ -43,9 +55,9 @@ def union(first: Masks, second: Masks) -> Masks:
     return {name: first[name] | second[name] for name in first}
 
 
-def union_of(every: Iterable[Masks], weights: Mapping[str, Tensor]) -> Masks:
-    """Return the connections of `weights` that are in any of the masks."""
-    return reduce(union, every, full_masks(weights, on=False))
+def union_of(every: Iterable[Masks], like: Masks) -> Masks:
+    """Return the connections that are in any of the masks, which have the shapes of `like`."""
+    return reduce(union, every, masks_like(like, on=False))
 
 
 def topk_mask(weight: Tensor, among: Tensor, number: int) -> Tensor:

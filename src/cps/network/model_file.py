@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cps.network.architectures import Architecture
-from cps.network.masks import Masks, full_masks, is_subset, mask_shape, pack, union_of, unpack
+from cps.network.masks import Masks, full_masks, is_subset, masks_like, pack, union_of, unpack
 from cps.network.partition import set_tensors
 from cps.network.shared import NetworkState, SharedNetwork
 from cps.network.subnetwork import Subnetwork, check_sealed
@@ -38,7 +38,13 @@ def write_model(
     for index, subnetwork in enumerate(network.subnetworks):
         _check_notes(index, subnetwork.notes)
     tensors, is_unchanged = model_tensors(network)
-    header = {
+    header = network_header(network, is_unchanged) | {"settings": {**settings, "backbone": encode(architecture)}}
+    storage.write(path, "model", header, tensors)
+
+
+def network_header(network: SharedNetwork, is_unchanged: bool) -> dict[str, Any]:
+    """Return what the header of a file says about a network; `is_unchanged` if its weights are as they came."""
+    return {
         "classes": [list(subnetwork.classes) for subnetwork in network.subnetworks],
         "statistics": [
             {name: sorted(kept) for name, kept in subnetwork.statistics.items()} for subnetwork in network.subnetworks
@@ -52,10 +58,8 @@ def write_model(
         "features": [subnetwork.head["weight"].shape[1] for subnetwork in network.subnetworks],
         "input_shape": list(network.input_shape or ()),
         "input_range": list(network.input_range or ()),
-        "settings": {**settings, "backbone": encode(architecture)},
         "fingerprints": [subnetwork.digest for subnetwork in network.subnetworks],
     }
-    storage.write(path, "model", header, tensors)
 
 
 def model_tensors(network: SharedNetwork) -> tuple[dict[str, Tensor], bool]:
@@ -110,7 +114,7 @@ class ModelContent(NamedTuple):
 
     def check(self, path: str | Path) -> None:
         """Raise `FileError` if a subnetwork uses free weights or differs from its digest."""
-        if not is_subset(union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights), self.taken):
+        if not is_subset(union_of((subnetwork.masks for subnetwork in self.subnetworks), self.taken), self.taken):
             raise FileError(f"'{path}' is inconsistent: a subnetwork uses weights that are not marked as taken")
         try:
             pretrained = {**self.trunk, **self.initial, **(self.pretrained or {})}
@@ -125,7 +129,8 @@ def parse_model(path: str | Path, header: dict[str, Any], tensors: dict[str, Ten
         {name.removeprefix(kind): value for name, value in tensors.items() if name.startswith(kind)}
         for kind in ("weight/", "initial/", "trunk/")
     )
-    return _parse(_Reader(path, tensors, "is inconsistent"), header, shared, private, trunk)
+    no_masks = full_masks(shared, on=False)
+    return _parse(_Reader(path, tensors, "is inconsistent"), header, shared, private, trunk, no_masks)
 
 
 def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -134,7 +139,8 @@ def fill_network(network: SharedNetwork, path: str | Path, header: dict[str, Any
     if not network.weights:
         raise FileError(f"'{path}' does not fit this backbone: it shares no weight")
     reader = _Reader(path, tensors, "does not fit this backbone")
-    content = _parse(reader, header, network.weights, network.initial, network.trunk_tensors())
+    no_masks = masks_like(network.taken, on=False)
+    content = _parse(reader, header, network.weights, network.initial, network.trunk_tensors(), no_masks)
     content.check(path)
     input_range = header.get("input_range")  # missing in early files
     network.set_state(
@@ -159,8 +165,9 @@ def _parse(
     shared: Mapping[str, Tensor],
     private: Mapping[str, Tensor],
     in_trunk: Mapping[str, Tensor],
+    no_masks: Masks,
 ) -> ModelContent:
-    """Return the content of a file for a network whose tensors have these shapes and dtypes."""
+    """Return the content of a file for a network whose tensors and masks have these shapes and dtypes."""
     weights, initial = reader.take_all("weight", shared), reader.take_all("initial", private)
     trunk = reader.take_all("trunk", in_trunk)
     pretrained = None
@@ -168,11 +175,8 @@ def _parse(
         pretrained = {name: value.clone() for name, value in weights.items()}
     elif any(name.startswith("pretrained/") for name in reader.rest):
         pretrained = reader.take_all("pretrained", shared)
-    taken = reader.masks("taken", weights)
-    no_masks = full_masks(weights, on=False)
-    subnetworks = [
-        _subnetwork(reader, header, task, weights, initial, no_masks) for task in range(len(header["classes"]))
-    ]
+    taken = reader.masks("taken", no_masks)
+    subnetworks = [_subnetwork(reader, header, task, initial, no_masks) for task in range(len(header["classes"]))]
     if pretrained is None and any(subnetwork.uses_pretrained for subnetwork in subnetworks):
         raise FileError(f"'{reader.path}' {reader.problem}: a task needs the pretrained weights, which it lacks")
     reader.check_all_taken()
@@ -183,7 +187,6 @@ def _subnetwork(
     reader: "_Reader",
     header: dict[str, Any],
     task: int,
-    weights: Mapping[str, Tensor],
     initial: Mapping[str, Tensor],
     no_masks: Masks,
 ) -> Subnetwork:
@@ -207,7 +210,7 @@ def _subnetwork(
         selector: {key: reader.take(f"task/{task}/statistics/{selector}/{key}") for key in keys}
         for selector, keys in header["statistics"][task].items()
     }
-    masks = no_masks if is_frozen else reader.masks(f"task/{task}/mask", weights)
+    masks = no_masks if is_frozen else reader.masks(f"task/{task}/mask", no_masks)
     return Subnetwork(
         tuple(names),
         masks,
@@ -272,13 +275,11 @@ class _Reader:
     def take_all(self, prefix: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self.take(f"{prefix}/{name}", value.shape, value.dtype) for name, value in like.items()}
 
-    def masks(self, prefix: str, weights: Mapping[str, Tensor]) -> Masks:
+    def masks(self, prefix: str, like: Masks) -> Masks:
         masks = {}
-        for name, weight in weights.items():
-            shape = mask_shape(weight.shape)
-            bits = torch.Size(shape).numel()
-            packed = self.take(f"{prefix}/{name}", ((bits + 7) // 8,), torch.uint8)
-            masks[name] = unpack(packed, shape)
+        for name, mask in like.items():
+            packed = self.take(f"{prefix}/{name}", ((mask.numel() + 7) // 8,), torch.uint8)
+            masks[name] = unpack(packed, mask.shape)
         return masks
 
     def check_all_taken(self) -> None:

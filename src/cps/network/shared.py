@@ -24,7 +24,17 @@ from cps.network.classifier import make_head
 from cps.network.compact.cache import CompactCache
 from cps.network.compact.extraction import Standalone, copy_with_tensors
 from cps.network.draft import Draft
-from cps.network.masks import Masks, count_weights, density, full_masks, union, union_of
+from cps.network.masks import (
+    Masks,
+    MaskShape,
+    count_weights,
+    density,
+    full_masks,
+    mask_shape,
+    masks_like,
+    union,
+    union_of,
+)
 from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs
 from cps.network.partition import (
     Parts,
@@ -74,10 +84,17 @@ class SharedNetwork:
     not kept. Only the methods of this class change these attributes.
 
     With a trunk, named by its last layer, `backbone` is what follows that layer. The trunk never changes, belongs to no
-    task and runs once for an image.
+    task and runs once for an image. `shape` gives the shape of the masks over a weight.
     """
 
-    def __init__(self, backbone: nn.Module, *, normalize: Normalize | None = None, trunk: str | None = None):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        normalize: Normalize | None = None,
+        trunk: str | None = None,
+        shape: MaskShape = mask_shape,
+    ):
         backbone = uncompiled(backbone)
         self.trunk: nn.Module | None = None
         if trunk is not None:
@@ -91,7 +108,7 @@ class SharedNetwork:
         self.initial = {name: tensors[name].detach().clone() for name in self.parts.private}
         self.pretrained: dict[str, Tensor] | None = None
         self.prepare = Prepare(normalize, next(iter(self.weights.values())).dtype)
-        self.taken = full_masks(self.weights, on=False)
+        self.taken = full_masks(self.weights, on=False, shape=shape)
         for name in self.parts.shared:
             if not tensors[name].requires_grad:
                 self.taken[name].fill_(True)
@@ -232,7 +249,18 @@ class SharedNetwork:
             check_capacity(
                 free, self.weights, len(self.subnetworks), has_private=has_private, learns_masks=learns_masks
             )
-        rotations = rotations or Upright()
+        return self.open_draft(classes, features, generator, rotations or Upright(), learns_masks=learns_masks)
+
+    def open_draft(
+        self,
+        classes: Sequence[ClassName],
+        features: int,
+        generator: torch.Generator,
+        rotations: RotationScheme,
+        *,
+        learns_masks: bool = False,
+    ) -> Draft:
+        """Start the subnetwork of a new task, whether or not there are free weights."""
         return Draft(
             self.backbone,
             make_head(features, len(classes) * rotations.num_rotations, generator).to(self.device),
@@ -314,7 +342,7 @@ class SharedNetwork:
     def _no_masks(self) -> Masks:
         """Return the masks of frozen subnetworks, which they all share."""
         known = (subnetwork.masks for subnetwork in self.subnetworks if subnetwork.is_frozen)
-        return next(known, None) or full_masks(self.weights, on=False)
+        return next(known, None) or masks_like(self.taken, on=False)
 
     def _digest(self, subnetwork: Subnetwork) -> str:
         """Return the digest of everything that belongs to a subnetwork."""
@@ -406,7 +434,7 @@ class SharedNetwork:
         self.subnetworks = [
             dataclasses.replace(other, statistics=kept) for other, kept in zip(others, statistics, strict=True)
         ]
-        taken = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights)
+        taken = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.taken)
         self.taken = {name: torch.ones_like(mask) if name in frozen else mask for name, mask in taken.items()}
         for name, weight in self.weights.items():
             free = torch.where(self.taken[name], weight, fresh[name].to(weight))
@@ -416,7 +444,7 @@ class SharedNetwork:
 
     def _frozen_weights(self) -> set[str]:
         """Return the names of weights that the user froze: they are taken whole, whichever subnetworks use them."""
-        used = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.weights)
+        used = union_of((subnetwork.masks for subnetwork in self.subnetworks), self.taken)
         live = named_tensors(self.backbone)
         return {name for name in self.weights if not live[name].requires_grad or (self.taken[name] & ~used[name]).any()}
 
