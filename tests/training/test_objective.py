@@ -150,3 +150,18 @@ def test_other_steps_can_replace_the_plain_ones(fabric):
     trainer = fit(objective, fabric, epochs=99, images=80, make_steps=twice_as_many, passes=2)
     assert trainer.image_passes == 80
     assert len(objective.events) == 4 * 80 // 16
+
+
+def test_an_objective_can_choose_its_optimizer(fabric):
+    class SlowHead(NearTeacher):
+        def make_optimizer(self, training):
+            slow = training.optimizer(self.student.head.parameters())
+            slow.param_groups[0]["lr"] = 0.0
+            slow.add_param_group({"params": self.student.backbone.parameters(), "lr": 0.1})
+            return slow
+
+    student = make_student().to(fabric.device)
+    before = {name: value.clone() for name, value in student.state_dict().items()}
+    fit(SlowHead(student, nn.Linear(3, 4)).to(fabric.device), fabric)
+    assert torch.equal(student.head.weight, before["head.weight"])
+    assert not torch.equal(student.backbone.weight, before["backbone.weight"])

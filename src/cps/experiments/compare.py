@@ -16,7 +16,7 @@ from cps.experiments.contestants import Contestant, Setting, find_contestants
 from cps.experiments.method_run import EpochProgress, MethodRun
 from cps.learner import Learner
 from cps.method import Method
-from cps.methods.single_head import SingleHead
+from cps.methods.trained_method import TrainedMethod
 from cps.runtime.devices import precision_of
 from cps.runtime.environment import describe_device, versions
 from cps.selection.base import Selector
@@ -131,7 +131,7 @@ def _selectors(method: Method) -> list[Selector]:
 
 def _settings(method: Method) -> dict[str, Any]:
     """Return the settings of a method as JSON data."""
-    if isinstance(method, SingleHead):
+    if isinstance(method, TrainedMethod):
         return method.describe()["settings"]
     if isinstance(method, Learner):
         return method.config.encode()

@@ -6,52 +6,36 @@ accounts of bytes and image passes are the same for all of them. Without more, t
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cps.config import check_callback
-from cps.data.augmentation import Augmentation
-from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName, Examples, as_examples, iterate_batches, join_examples
 from cps.data.images import as_images
-from cps.data.normalize import Normalize, Prepare
 from cps.data.tasks import Task
-from cps.method import Assumptions, predict
 from cps.methods.blocks.heads import exemplar_means, grow_linear, nearest_mean_scores
 from cps.methods.blocks.memory import Exemplars, Memory
 from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
 from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
+from cps.methods.trained_method import BATCH, CHOOSE, HEAD, KIND, TrainedMethod
 from cps.network.classifier import Classifier, make_head
 from cps.network.freezing import Guard
 from cps.network.outputs import Evidence, Outputs
 from cps.network.partition import named_tensors
 from cps.network.subnetwork import Statistics, local_labels
-from cps.runtime.devices import launch, make_fabric, on_rank_zero
+from cps.runtime.devices import on_rank_zero
 from cps.runtime.seeding import generator
 from cps.selection.base import Selector
 from cps.selection.max_output import MaxOutput
-from cps.selection.predict import Prediction
 from cps.selection.softmax_mass import SoftmaxMass
 from cps.storage import container
 from cps.storage.container import FileError
-from cps.storage.settings_codec import encode
 from cps.training.objective import Trained
-from cps.training.settings import SGD, Cosine, Training
-from cps.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
-KIND = "method"  # of the file
-TRAIN = Training(70, SGD(0.1, weight_decay=5e-4), Cosine())
-BATCH = 256  # images per forward pass
-HEAD, CHOOSE = 1000, 1001  # purposes of a seed, beside the numbers of phases
-NOT_STORED = ("backbone", "fabric", "workers", "on_epoch")  # settings of a machine, or in the tensors
 
 
 class State(NamedTuple):
@@ -64,50 +48,27 @@ class State(NamedTuple):
 
 
 @dataclass(eq=False)
-class SingleHead:
+class SingleHead(TrainedMethod):
     """One network that is trained on one task after the other, with a head that grows by the classes of each.
 
-    `backbone` is a module (images -> features), which is copied. `train` is the training of a task, and `memory`
-    says how many images of each class are kept when it has been learned. With `nearest_mean`, an image gets the class
-    whose images in memory have the nearest mean, instead of that with the largest logit. With `passes`, all
-    training steps of a task together see `passes` times as many images as the task has, whatever the epochs of its
-    phases; that is how methods are compared at the same cost. `on_epoch` is called after every epoch.
+    The settings are those of `TrainedMethod`. `memory` says how many images of each class are kept when it has been
+    learned. With `nearest_mean`, an image gets the class whose images in memory have the nearest mean, instead of that
+    with the largest logit.
 
     A method overrides `objective` and `guard`, or `train_task` if it has several phases. What it keeps between tasks,
     besides the model, is in `buffers`, tensors by name.
     """
 
-    backbone: nn.Module
     _: KW_ONLY
-    train: Training = TRAIN
     memory: Memory | None = None
     nearest_mean: bool = False
-    passes: float | None = None
-    augment: Augmentation | None = None
-    normalize: Normalize | None = None
-    seed: int = 0
-    fabric: "Fabric | None" = None
-    workers: int = 0
-    on_epoch: Callable[[PhaseProgress], None] | None = None
 
     name = "finetuning"
-    assumes = Assumptions()
-    is_sealed = False
     has_teacher = False  # while it learns, from the second task on
 
     def __post_init__(self) -> None:
-        if not isinstance(self.backbone, nn.Module):
-            raise TypeError(f"the backbone must be an nn.Module, got {self.backbone!r}")
-        check_callback("on_epoch", self.on_epoch)
-        if self.passes is not None and not self.passes > 0:
-            raise ValueError(f"passes must be a positive number of passes over the images of a task, got {self.passes}")
+        super().__post_init__()
         self.assumes = replace(self.assumes, replay=self.memory is not None)
-        self.device_fabric = launch(self.fabric or make_fabric())
-        self.device = self.device_fabric.device
-        self.trainer = Trainer(self.device_fabric)
-        self.prepare = Prepare(self.normalize)
-        self.transform = BatchTransform(self.prepare, self.augment)
-        self.classes: list[tuple[ClassName, ...]] = []
         self.input_shape: tuple[int, ...] | None = None
         self.buffers: dict[str, Tensor] = {}
         self.exemplars = Exemplars()
@@ -121,14 +82,6 @@ class SingleHead:
         """Return the backbone of the model: a copy of the given one."""
         return copy.deepcopy(self.backbone)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(tasks={len(self.classes)}, classes={self.num_classes})"
-
-    @property
-    def num_classes(self) -> int:
-        """The number of classes of all tasks so far."""
-        return sum(map(len, self.classes))
-
     @property
     def selector(self) -> Selector:
         """The selector for single images: with it, an image gets the class with the largest score of all."""
@@ -138,11 +91,6 @@ class SingleHead:
     def group_selector(self) -> Selector:
         """The selector for groups of images; distances to means are no logits, so they have no softmax."""
         return MaxOutput() if self.nearest_mean else SoftmaxMass()
-
-    @property
-    def image_passes(self) -> int:
-        """The number of images in all training steps so far."""
-        return self.trainer.image_passes
 
     def learn(
         self,
@@ -255,12 +203,6 @@ class SingleHead:
         """Return nothing for each task: no selector keeps statistics."""
         return [{} for _ in self.classes]
 
-    def predict(
-        self, images: Any, *, task: int | None = None, group_size: int = 1, selector: Selector | None = None
-    ) -> Prediction:
-        """Predict classes; the task of the images is found, unless `task` gives it."""
-        return predict(self, images, task=task, group_size=group_size, selector=selector)
-
     def outputs(self, batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         """Return features (N, d) and scores (N, classes) of batches of raw images."""
         features = self.features(batches)
@@ -333,21 +275,13 @@ class SingleHead:
 
     def load(self, path: str | Path) -> None:
         """Continue from a file that `save` wrote; raise `ValueError` if its method has other settings."""
-        header, tensors = container.read(path, KIND)
-        found, wanted = {name: header.get(name) for name in ("method", "settings")}, self.describe()
-        if found != wanted:
-            raise ValueError(f"'{path}' has another method or other settings: {found}, not {wanted}")
+        header, tensors = self.read_file(path)
         try:
             classes = [tuple(names) for names in header["classes"]]
             shape = tuple(header["input_shape"]) or None
             self.restore(State(classes, shape, int(header["image_passes"]), tensors))
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise FileError(f"'{path}' does not fit this method: {error}") from error
-
-    def describe(self) -> dict[str, Any]:
-        """Return the name and the settings as JSON data."""
-        settings = {field.name: encode(getattr(self, field.name)) for field in fields(self)}
-        return {"method": self.name, "settings": {name: settings[name] for name in settings if name not in NOT_STORED}}
 
     def _grow(self, classes: tuple[ClassName, ...]) -> None:
         """Make room for the classes of a task."""

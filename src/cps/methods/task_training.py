@@ -15,7 +15,6 @@ from cps.network.freezing import Guard
 from cps.network.partition import named_tensors, set_tensors
 from cps.runtime.devices import precision_of
 from cps.runtime.seeding import generator
-from cps.storage.container import digest
 from cps.training.checkpoint import Checkpoint, Position, Saved
 from cps.training.objective import Trained
 from cps.training.settings import Training, scale_epochs
@@ -23,7 +22,7 @@ from cps.training.steps import MakeSteps
 from cps.training.trainer import Epoch
 
 if TYPE_CHECKING:
-    from cps.methods.single_head import SingleHead
+    from cps.methods.trained_method import TrainedMethod
 
 START, NOW = "start/", "now/"  # prefixes in a checkpoint: the method when the phase began, and what is trained
 PASSES = "image passes"
@@ -52,7 +51,7 @@ class TaskTraining:
 
     def __init__(
         self,
-        method: "SingleHead",
+        method: "TrainedMethod",
         examples: Examples,
         new: int,
         on_epoch: Callable[[PhaseProgress], None] | None,
@@ -153,7 +152,7 @@ class TaskTraining:
             "classes": [list(classes) for classes in method.classes],
             "images": len(self.examples),
             "pixels and labels": self.examples.digest(),
-            "earlier tasks": digest(method.tensors()),
+            "earlier tasks": method.digest(),
             "processes": method.device_fabric.world_size,
             "precision": precision_of(method.device_fabric),
         }

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from cps.network.classifier import Classifier, Loss
+from cps.network.partition import trainable
+from cps.training.settings import Training
 
 
 class Objective(nn.Module):
@@ -24,6 +27,10 @@ class Objective(nn.Module):
 
     def before_epoch(self, epoch: int) -> None:
         """Called before each epoch, counted from 0."""
+
+    def make_optimizer(self, training: Training) -> torch.optim.Optimizer:
+        """Return the optimizer of everything that is trained: by default, that of the training settings."""
+        return training.optimizer(trainable(self).values())
 
     def before_step(self) -> None:
         """Called when a batch has its gradients, those of the loss itself, before the optimizer uses them."""

@@ -91,7 +91,11 @@ class PlainSteps:
 
     def __init__(self, model: Trained, training: Training, fabric: "Fabric", transform: BatchTransform):
         self.fabric, self.transform, self.loss = fabric, transform, training.loss
-        self.optimizer = training.optimizer(trainable(model).values())
+        self.optimizer = (
+            model.make_optimizer(training)
+            if isinstance(model, Objective)
+            else training.optimizer(trainable(model).values())
+        )
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_loss = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
