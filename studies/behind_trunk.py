@@ -17,8 +17,8 @@ from torch import Tensor
 
 import cps
 from cps.app.autoconfig import trunk_settings
+from cps.data.class_orders import class_order
 from cps.data.image_folder import FolderImages
-from cps.data.tasks import class_order
 from cps.network.pretrained import load_pretrained
 from cps.runtime.devices import has_fast_bfloat16
 from cps.runtime.environment import describe_device, versions

@@ -27,7 +27,8 @@ from cps.closed_form.calibration import (
 from cps.closed_form.classifiers import LDA
 from cps.closed_form.relative_distance import RelativeDistance, leave_one_out_distances
 from cps.closed_form.sums import Moments, Sums
-from cps.data.tasks import class_order, split_by_class
+from cps.data.class_orders import class_order
+from cps.data.tasks import split_by_class
 from cps.evaluation.metrics import auroc
 from cps.methods.closed_form import best_classes
 from cps.runtime.environment import describe_device, versions

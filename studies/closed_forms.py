@@ -28,9 +28,9 @@ import cps
 from cps.closed_form.classifiers import Classifier
 from cps.closed_form.spaces import Space
 from cps.closed_form.sums import Moments, Sums
+from cps.data.class_orders import class_order
 from cps.data.examples import Data, as_examples, as_labels, iterate_batches, known_labels
 from cps.data.normalize import Prepare
-from cps.data.tasks import class_order
 from cps.evaluation.evaluator import GROUP_SIZES
 from cps.experiments.aggregate import describe_group_size, format_mean
 from cps.experiments.recipes import RECIPES, Recipe

@@ -21,9 +21,9 @@ import torch
 
 import cps
 from cps.app.frozen_folder import FrozenFolder, read_features
+from cps.data.class_orders import class_order
 from cps.data.examples import as_examples
 from cps.data.image_folder import list_images
-from cps.data.tasks import class_order
 from cps.network.pretrained import installed_backbone, load_pretrained
 from cps.runtime.environment import describe_device, versions
 from cps.selection.base import Oracle

@@ -11,8 +11,8 @@ from cps.methods.blocks.memory import Memory
 from cps.methods.finetuning import Finetuning
 from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
-from cps.methods.single_head import HEAD
 from cps.methods.task_training import phase_shares
+from cps.methods.trained_method import HEAD
 from cps.network.classifier import make_head
 from cps.network.freezing import Protected
 from cps.runtime.seeding import generator

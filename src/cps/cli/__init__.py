@@ -6,6 +6,7 @@ import typer
 
 import cps
 from cps.cli import bench as cli_bench
+from cps.cli import compare as cli_compare
 from cps.cli import export as cli_export
 from cps.cli import model as cli_model
 from cps.cli import predict as cli_predict
@@ -42,6 +43,7 @@ for command in (
     cli_model.rename,
     cli_model.forget,
     cli_bench.bench,
+    cli_compare.compare,
     cli_bench.report,
 ):
     app.command()(report_errors(command))

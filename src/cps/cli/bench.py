@@ -1,14 +1,25 @@
 """The commands for experiments: `cps bench` runs one, `cps report` writes a page about several."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from cps.cli.terminal import ProgressLines, console, explain_interrupt, make_progress_bars, sanitize, warn
+from cps.cli.arguments import (
+    Accelerator,
+    DataFolder,
+    EpochsScale,
+    GroupSizes,
+    Precision,
+    Seed,
+    Tasks,
+    Weights,
+    find_recipe,
+    parse_sizes,
+)
+from cps.cli.terminal import NestedProgress, console, explain_interrupt, sanitize, warn
 
 if TYPE_CHECKING:
     from cps.experiments.recipes import Recipe
@@ -19,13 +30,13 @@ if TYPE_CHECKING:
 def bench(
     recipe: Annotated[str | None, typer.Argument(help="The experiment to run; --list shows all.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs/RECIPE.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data set, if the recipe needs one.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="File with pretrained weights, if the recipe uses them.")] = None,
-    order: Annotated[int | None, typer.Option(min=0, help="Seed of the class order. Default: the recipe's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything else.")] = 0,
-    group_sizes: Annotated[str | None, typer.Option(help="Group sizes to evaluate, for example 1,5,20.")] = None,
-    epochs_scale: Annotated[float, typer.Option(help="Factor for the number of epochs, for a short trial.")] = 1.0,
-    tasks: Annotated[int | None, typer.Option(min=1, help="Number of tasks to learn, for a short trial.")] = None,
+    data: DataFolder = None,
+    weights: Weights = None,
+    order: Annotated[str | None, typer.Option(help="Class order: a seed or a name. Default: the recipe's.")] = None,
+    seed: Seed = 0,
+    group_sizes: GroupSizes = None,
+    epochs_scale: EpochsScale = 1.0,
+    tasks: Tasks = None,
     selector: Annotated[
         str | None, typer.Option(help="The selector that predicts. Default: the first of the recipe.")
     ] = None,
@@ -33,11 +44,8 @@ def bench(
     bounds: Annotated[bool, typer.Option(help="Also run finetuning, joint training and a closed form.")] = True,
     devices: Annotated[int, typer.Option(min=1, help="Number of processes per machine, one for each device.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
-    accelerator: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "auto",
-    precision: Annotated[
-        str | None,
-        typer.Option(help="32-true, bf16-mixed or 16-mixed. Default: bf16-mixed on a GPU, 32-true on a CPU."),
-    ] = None,
+    accelerator: Accelerator = "auto",
+    precision: Precision = None,
     show_list: Annotated[
         bool, typer.Option("--list", help="List all recipes, or the settings of one, and exit.")
     ] = False,
@@ -48,16 +56,13 @@ def bench(
     the last epoch.
     """
     if recipe is None or show_list:
-        _list_recipes() if recipe is None else _print_recipe(_find_recipe(recipe))
+        _list_recipes() if recipe is None else _print_recipe(find_recipe(recipe))
         return
+    from cps.data.class_orders import parse_order
     from cps.experiments.run import Run
     from cps.runtime.devices import make_fabric
 
-    if not 0 < epochs_scale < 1000:
-        raise ValueError(f"--epochs-scale must be above 0 and below 1000, got {epochs_scale}")
-    chosen = _find_recipe(recipe).with_scaled_epochs(epochs_scale)
-    if weights is not None and chosen.pretrained is None:
-        raise ValueError(f"the recipe '{recipe}' starts from random weights; run it without --weights")
+    chosen = find_recipe(recipe, weights=weights, epochs_scale=epochs_scale)
     if selector is not None:
         chosen = chosen.with_selector(selector)
     folder = out or Path("runs") / recipe
@@ -65,21 +70,21 @@ def bench(
     saved = folder / "model.cps", folder / "checkpoint.safetensors"
     with (
         explain_interrupt(lambda: any(file.exists() for file in saved)),
-        _RunProgressBars(quiet=not fabric.is_global_zero) as on_progress,
+        NestedProgress(console, "epochs in total", quiet=not fabric.is_global_zero) as progress,
     ):
         run = Run(
             chosen,
             folder,
             fabric,
             seed=seed,
-            order=chosen.order if order is None else order,
+            order=chosen.order if order is None else parse_order(order),
             tasks=tasks,
-            group_sizes=_parse_sizes(group_sizes),
+            group_sizes=parse_sizes(group_sizes),
             data=data,
             weights=weights,
             bounds=bounds,
             flips=flips,
-            on_progress=on_progress,
+            on_progress=lambda at: _show(progress, at),
         )
         results = run.start()
     if fabric.is_global_zero:
@@ -103,14 +108,6 @@ def report(
     console.print(f"Wrote [bold]{sanitize(out)}[/bold]")
 
 
-def _find_recipe(name: str) -> "Recipe":
-    from cps.experiments.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe '{name}'; choose from: {', '.join(RECIPES)}")
-    return RECIPES[name]()
-
-
 def _list_recipes() -> None:
     from cps.experiments.recipes import RECIPES
 
@@ -131,45 +128,11 @@ def _print_recipe(recipe: "Recipe") -> None:
     console.print(table)
 
 
-def _parse_sizes(text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    try:
-        sizes = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--group-sizes must be integers separated by commas, such as 1,5,20, got '{text}'") from None
-    if min(sizes) < 1:
-        raise ValueError(f"--group-sizes must be at least 1, got {min(sizes)}")
-    return sorted(set(sizes))
-
-
-class _RunProgressBars:
-    """Progress of a run: one bar for all tasks and one for the current phase; lines if there is no terminal."""
-
-    def __init__(self, *, quiet: bool):
-        self.lines = None if console.is_terminal or quiet else ProgressLines(console)
-        self.progress = make_progress_bars(console, quiet=quiet or self.lines is not None)
-
-    def __enter__(self) -> "Callable[[RunProgress], None]":
-        self.progress.start()
-        self.whole = self.progress.add_task("starting", note="epochs in total", total=None)
-        self.phase = self.progress.add_task("", note="", total=None)
-        return self._update
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-        if self.lines is not None:
-            self.lines.end()
-
-    def _update(self, at: "RunProgress") -> None:
-        task = f"task {at.task + 1} of {at.tasks}"
-        note = "" if at.loss is None else f"loss {at.loss:.4f}"
-        if self.lines is not None:
-            self.lines.update(f"{task}, {at.phase}" if at.total else at.phase, at.epoch, at.epochs, note)
-            return
-        if at.total:
-            self.progress.update(self.whole, description=task, completed=at.done, total=at.total)
-        self.progress.update(self.phase, description=at.phase, completed=at.epoch, total=at.epochs, note=note)
+def _show(progress: NestedProgress, at: "RunProgress") -> None:
+    """Show the state of a run."""
+    note = "" if at.loss is None else f"loss {at.loss:.4f}"
+    task = f"task {at.task + 1} of {at.tasks}"
+    progress.update(task, at.done, at.total, at.phase, at.epoch, at.epochs, note)
 
 
 def _print_results(results: "Results") -> None:

@@ -122,6 +122,40 @@ def make_progress_bars(where: Console, *, quiet: bool = False) -> Progress:
     return Progress(TextColumn("{task.description}"), *columns, console=where, transient=True, disable=quiet)
 
 
+class NestedProgress:
+    """Progress of a long activity: a bar for all of it and one for its present part; lines if there is no terminal.
+
+    It is a context, and so are its bars: they disappear at the end.
+    """
+
+    def __init__(self, where: Console, note: str, *, quiet: bool):
+        self.lines = None if where.is_terminal or quiet else ProgressLines(where)
+        self.progress = make_progress_bars(where, quiet=quiet or self.lines is not None)
+        self.note = note  # what the bar for all of it counts
+
+    def __enter__(self) -> "NestedProgress":
+        self.progress.start()
+        self.whole = self.progress.add_task("starting", note=self.note, total=None)
+        self.part = self.progress.add_task("", note="", total=None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+        if self.lines is not None:
+            self.lines.end()
+
+    def update(
+        self, whole: str, done: float, total: float, part: str, part_done: int, part_total: int, note: str = ""
+    ) -> None:
+        """Show how much of the whole and of its present part is done; a whole without a total stays as it was."""
+        if self.lines is not None:
+            self.lines.update(f"{whole}, {part}" if total else part, part_done, part_total, note)
+            return
+        if total:
+            self.progress.update(self.whole, description=whole, completed=done, total=total)
+        self.progress.update(self.part, description=part, completed=part_done, total=part_total, note=note)
+
+
 @contextmanager
 def show_progress() -> Iterator[Callable[[str, int, int, str], None]]:
     """Yield a function (activity, done, total, note) that shows progress on the error stream."""

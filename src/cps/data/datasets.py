@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cps.data.class_orders import class_order
 from cps.data.examples import Data
 from cps.data.image_folder import ImageFolder
-from cps.data.tasks import class_order
 
 CUB_URL = "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz"
 CUB_MD5 = "97eceeb196236b17998738112f37df78"

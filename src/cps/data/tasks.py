@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
+from cps.data.class_orders import IDENTITY, class_order
 from cps.data.examples import ClassName, Data, as_labels, known_labels
 from cps.data.images import as_images
 from cps.data.items import as_dataset, is_dataset, reject_loader
@@ -47,7 +48,7 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """A sequence of tasks, and the order of the classes in it (a seed, "identity" or "given")."""
+    """A sequence of tasks, and the order of the classes in it: a seed, a name, or "given" for a list."""
 
     tasks: tuple[Task, ...]
     order: str | int
@@ -67,16 +68,17 @@ def split_by_class(
     test: Data = None,
     *,
     sizes: int | Sequence[int],
-    order: int | Sequence[ClassName] | None = None,
+    order: int | str | Sequence[ClassName] | None = None,
     validation: float = 0.0,
     seed: int = 0,
 ) -> Scenario:
     """Split a data set into tasks with new classes.
 
     `sizes` is the number of classes per task (the last task may have fewer), or a list with one number for each task,
-    as in `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn as in iCaRL, so 1993
-    gives the order that papers use), the order itself, or None for the sorted order. `validation` is the fraction of
-    each class's training images that is held out as `task.val`.
+    as in `[50, 10, 10, 10, 10, 10]`. `order` is a seed for a random order of the classes (drawn by numpy, so 1993
+    gives an order that papers use), the name of a published order such as "podnet-1" (`cps.data.class_orders`), the
+    order itself, or None for the sorted order. `validation` is the fraction of each class's training images that is
+    held out as `task.val`.
     """
     if not 0 <= validation < 1:
         raise ValueError(f"validation must be in [0, 1), got {validation}")
@@ -104,16 +106,13 @@ def split_by_class(
     return Scenario(tuple(tasks), name)
 
 
-def class_order(classes: Sequence[ClassName], seed: int) -> list[ClassName]:
-    """Return the classes in the order of `np.random.seed(seed); np.random.permutation(n)`."""
-    return [classes[index] for index in np.random.RandomState(seed).permutation(len(classes))]
-
-
 def _order_classes(
-    classes: list[ClassName], order: int | Sequence[ClassName] | None
+    classes: list[ClassName], order: int | str | Sequence[ClassName] | None
 ) -> tuple[list[ClassName], str | int]:
     if order is None:
-        return classes, "identity"
+        return classes, IDENTITY
+    if isinstance(order, str):
+        return class_order(classes, order), order
     if isinstance(order, int | np.integer):
         return class_order(classes, int(order)), int(order)
     names = as_labels(order)

@@ -1,14 +1,12 @@
-"""What a comparison of methods measured: its results.json, and its tables."""
+"""What a comparison of methods measured, and the results.json that holds it."""
 
 import json
-import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cps.evaluation.metrics import Metrics, history
-from cps.experiments.aggregate import Table, format_mean
+from cps.evaluation.metrics import Metrics
 from cps.storage.atomic import write_json
 from cps.storage.json_codec import from_json, to_json
 
@@ -44,9 +42,31 @@ class MethodResult:
         """Whether it was measured after the last task only."""
         return len(self.task_il.accuracy) < len(self.classes_per_task)
 
-    def metrics(self, size: int) -> Metrics | None:
-        """Return the metrics for a group size, with the method's own selector; None if it was not measured."""
-        return self.class_il[self.selector if size == 1 else self.group_selector].get(size)
+    @property
+    def ways(self) -> dict[str, tuple[str, str]]:
+        """The ways to predict: the selectors for single images and for groups, by a name, "" if there is one way.
+
+        Where one selector does both, the method has outputs of every task on its own, and each selector is a way. A
+        head for all classes together needs none on single images, and its groups are selected in the method's own way.
+        """
+        names = list(self.class_il) if self.selector == self.group_selector else [self.selector]
+        if len(names) == 1:
+            return {"": (self.selector, self.group_selector)}
+        return {name: (name, name) for name in dict.fromkeys([self.selector, *names])}
+
+    def metrics(self, size: int, way: str = "") -> Metrics | None:
+        """Return the metrics for a group size in one of the `ways`; None if it was not measured."""
+        one, group = self.ways.get(way) or (self.selector, self.group_selector)
+        return self.class_il.get(one if size == 1 else group, {}).get(size)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A method that failed on a class order, and the error."""
+
+    method: str
+    order: int | str
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +81,24 @@ class Comparison:
     budget: str
     passes: int | None = None
     memory: str | None = None
-    results: tuple[MethodResult, ...] = field(default=())
+    results: tuple[MethodResult, ...] = ()
+    failures: tuple[Failure, ...] = field(default=())
 
     @property
     def methods(self) -> dict[str, list[MethodResult]]:
         """The results of each method."""
         names = dict.fromkeys(result.method for result in self.results)
         return {name: [each for each in self.results if each.method == name] for name in names}
+
+    @property
+    def orders(self) -> list[int | str]:
+        """The class orders of all results."""
+        return list(dict.fromkeys(result.order for result in self.results))
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """The group sizes that any method was measured at."""
+        return sorted({size for each in self.results for by_size in each.class_il.values() for size in by_size})
 
     def write(self, path: Path) -> None:
         """Write results.json."""
@@ -84,45 +115,23 @@ def read_comparison(path: Path) -> Comparison:
         raise ValueError(f"'{path}' holds no comparison of methods: {error}") from None
 
 
-def comparison_table(comparison: Comparison, *, group_size: int = 20) -> Table:
-    """Return the table of all methods: accuracy, forgetting, and what each keeps, costs and assumes."""
-    rows = []
-    for same in comparison.methods.values():
-        one, group = ([each.metrics(size) for each in same] for size in (1, group_size))
-        curves = [
-            statistics.fmean(history(metrics.accuracy, each.classes_per_task))
-            for each, metrics in zip(same, one, strict=True)
-            if metrics is not None and not each.is_joint
-        ]
-        sequential = [metrics for each, metrics in zip(same, one, strict=True) if not each.is_joint]
-        rows.append(
-            [
-                same[0].name,
-                _mean(one, lambda metrics: metrics.ACC),
-                _mean(group, lambda metrics: metrics.ACC),
-                format_mean([each.task_il.ACC for each in same]),
-                _mean(sequential, lambda metrics: metrics.AIA),
-                format_mean(curves) if curves else "",
-                _mean(sequential, lambda metrics: metrics.BWT),
-                _mebibytes(sum(each.kept.values()) for each in same),
-                f"{statistics.fmean(each.image_passes for each in same):,.0f}",
-                f"{statistics.fmean(each.seconds for each in same):,.0f}",
-                ", ".join(name.replace("_", " ") for name, holds in same[0].assumes.items() if holds),
-                str(len(same)),
-            ]
-        )
-    head = [
-        "method", "one image", f"groups of {group_size}", "task known", "AIA", "AIA over images", "BWT", "kept (MiB)",
-        "image passes", "seconds", "assumes", "orders",
-    ]  # fmt: skip
-    return head, rows
+def is_comparison(path: Path) -> bool:
+    """Return True if a results.json holds a comparison rather than a single run."""
+    try:
+        return "results" in json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
-def _mean(metrics: Sequence[Metrics | None], value: Callable[[Metrics], float]) -> str:
-    """Return the mean of a value, or nothing if some of the metrics are missing."""
-    present = [each for each in metrics if each is not None]
-    return format_mean([value(each) for each in present]) if present and len(present) == len(metrics) else ""
-
-
-def _mebibytes(sizes: Iterable[int]) -> str:
-    return f"{statistics.fmean(sizes) / 2**20:.2f}"
+def merge_comparisons(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return one comparison for each recipe, budget and memory; a method that comes twice on an order counts once."""
+    merged: dict[tuple[Any, ...], Comparison] = {}
+    for each in comparisons:
+        key = (each.recipe, each.budget, each.passes, each.memory)
+        if key not in merged:
+            merged[key] = each
+            continue
+        known = {(result.method, result.order, result.seed) for result in merged[key].results}
+        new = [result for result in each.results if (result.method, result.order, result.seed) not in known]
+        merged[key] = replace(merged[key], results=(*merged[key].results, *new))
+    return list(merged.values())

@@ -1,8 +1,12 @@
-"""The methods that `cps compare` knows, by name, and how each is made for a recipe."""
+"""The methods that `cps compare` knows, by name, and how each is made for a recipe.
+
+A method of your own joins a comparison with an entry in `CONTESTANTS` (examples/own_method.py).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from inspect import getdoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +26,7 @@ from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
 from cps.methods.replay.weight_aligning import WeightAligning
 from cps.methods.single_head import SingleHead
+from cps.methods.trained_method import TRAIN
 from cps.network.architectures import Architecture
 from cps.storage.settings_codec import contains_setting
 from cps.training.settings import Cosine, Training, scale_like
@@ -35,8 +40,9 @@ class Setting:
     """What all methods of a comparison have in common.
 
     `budget` is "equal", so that the training steps of every method see as many images as those of cps with the recipe,
-    by the recipe's optimizer, or "own", so that every method is trained as it was published. `memory` is that of
-    methods that keep images, None for the one that each was published with. `weights` is a file of pretrained weights.
+    by the recipe's optimizer, or "own", so that every method is trained as it was published; one that was not is
+    trained by the recipe. `memory` is that of methods that keep images, None for the one that each was published with.
+    `weights` is a file of pretrained weights.
     """
 
     recipe: Recipe
@@ -67,10 +73,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Contestant:
-    """A method of a comparison: `make` returns it before the first task, and `load` the one that a file holds."""
+    """A method of a comparison: `make` returns it before the first task, and `load` the one that a file holds.
+
+    `about` is the line that `cps compare --list` shows.
+    """
 
     make: Callable[[Setting], Method]
     load: Callable[[Setting, Path], Method]
+    about: str
 
 
 def find_contestants(names: Sequence[str]) -> dict[str, Contestant]:
@@ -84,14 +94,19 @@ def find_contestants(names: Sequence[str]) -> dict[str, Contestant]:
     return {name: CONTESTANTS[name] for name in dict.fromkeys(chosen)}
 
 
-def _single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options: Any) -> Contestant:
-    """Return a contestant with one network and one head.
+def first_sentence(kind: type) -> str:
+    """Return the first line of the docstring of a class."""
+    return (getdoc(kind) or kind.__name__).splitlines()[0]
+
+
+def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options: Any) -> Contestant:
+    """Return a contestant with one network and one head; `options` are settings of the method.
 
     `phases` are the settings of further phases that train the whole network. With an equal budget they use the
     recipe's optimizer, too.
     """
     defaults = {each.name: each.default for each in fields(kind)}
-    keeps_images = defaults["memory"] is not None
+    keeps_images, is_published = defaults["memory"] is not None, defaults["train"] is not TRAIN
 
     def make(setting: Setting) -> SingleHead:
         recipe, settings = setting.recipe, dict(options)
@@ -99,8 +114,8 @@ def _single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **option
             settings |= {"train": setting.train, "passes": setting.passes}
             main: Any = defaults["train"]
             settings |= {name: scale_like(setting.train, main, defaults[name]) for name in phases}
-        elif kind is Joint:
-            settings["train"] = recipe.joint or recipe.train
+        elif not is_published:
+            settings["train"] = (recipe.joint if kind is Joint else None) or recipe.train
         if keeps_images and setting.memory is not None:
             settings["memory"] = setting.memory
         return kind(
@@ -117,7 +132,7 @@ def _single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **option
         method.load(path)
         return method
 
-    return Contestant(make, load_from)
+    return Contestant(make, load_from, first_sentence(kind))
 
 
 def _learner_settings(setting: Setting) -> dict[str, Any]:
@@ -156,12 +171,13 @@ def _load_closed_form(setting: Setting, path: Path) -> ClosedForm:
     return ClosedForm.load(path, backbone=backbone, device=setting.fabric.device)
 
 
+CLOSED_FORM = "closed-form"  # always among the methods of a comparison
 CONTESTANTS: dict[str, Contestant] = {
-    "cps": Contestant(_make_learner, _load_learner),
-    "closed-form": Contestant(make_closed_form, _load_closed_form),
-    "finetuning": _single_head(Finetuning),
-    "joint": _single_head(Joint),
-    "er": _single_head(ExperienceReplay),
-    "wa": _single_head(WeightAligning),
-    "icarl": _single_head(ICaRL),
+    "cps": Contestant(_make_learner, _load_learner, "Continual prune-and-select, with the recipe's settings."),
+    CLOSED_FORM: Contestant(make_closed_form, _load_closed_form, first_sentence(ClosedForm)),
+    "finetuning": single_head(Finetuning),
+    "joint": single_head(Joint),
+    "er": single_head(ExperienceReplay),
+    "wa": single_head(WeightAligning),
+    "icarl": single_head(ICaRL),
 }

@@ -15,6 +15,8 @@ from cps.selection.base import Selector
 from cps.storage.atomic import remove, write_json
 from cps.storage.json_codec import from_json, to_json
 
+WRITING_INTERVAL = 10.0  # seconds of learning after which run.json is written again
+
 
 class EpochProgress(Protocol):
     """The state of learning a task after an epoch."""
@@ -40,25 +42,42 @@ class EpochProgress(Protocol):
         ...
 
     @property
-    def loss(self) -> float:
+    def loss(self) -> float | None:
         """The mean loss of the epoch."""
         ...
+
+
+@dataclass(frozen=True)
+class MeasuringProgress:
+    """The state before the method is measured on the test images of the tasks up to `task`."""
+
+    task: int
+    phase_name: str = "measuring"
+    epoch: int = 0
+    epochs: int = 1
+    loss: float | None = None
 
 
 @dataclass
 class Measured:
     """What a run has measured so far: the rows after each task, and what learning has cost.
 
-    `kept` are the bytes that the method keeps after the last task, and `kept_while_learning` those while it learns.
+    `passes` are the image passes of each step of learning, by its index, and `kept` the bytes that the method keeps
+    after the last task, `kept_while_learning` those while it learns. `seconds` are those of learning, in all calls.
     """
 
     identity: dict[str, Any]
     rows: tuple[AccuracyRow, ...] = ()
     seconds: float = 0.0
-    image_passes: int = 0
+    passes: dict[int, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     kept_while_learning: dict[str, int] = field(default_factory=dict)
     is_complete: bool = False
+
+    @property
+    def image_passes(self) -> int:
+        """The number of images in all training steps."""
+        return sum(self.passes.values())
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,7 @@ class MethodRun:
 
     def start(self, tasks: Sequence[Task]) -> Measured:
         """Learn and measure all tasks, or those that an interrupted run has left."""
-        measured = self._read()
+        measured = self.read()
         if measured.is_complete:
             return measured
         method = self.load(self._state) if self._state.exists() else self.make()
@@ -89,38 +108,77 @@ class MethodRun:
         learned = len(method.classes) if len(steps) == len(tasks) else int(bool(method.classes))
         for step in range(learned, len(steps)):
             self._measure(method, tasks, measured, step)
-            self._learn(method, steps[step], measured)
+            self._learn(method, steps[step], measured, step)
         self._measure(method, tasks, measured, len(steps), is_last=True)
         measured.kept = dict(method.kept())
         measured.kept_while_learning = dict(method.kept(learning=True))
         measured.is_complete = True
         self._write(measured)
-        for path in (self._state, self._checkpoint):
-            remove(path)
+        self._clean_up()
         return measured
 
-    def _learn(self, method: Method, tasks: Sequence[Task], measured: Measured) -> None:
-        """Learn a task, or all of them with joint training, and save the method."""
-        start, passes = time.monotonic(), method.image_passes
+    def read(self) -> Measured:
+        """Return what an earlier run has measured so far; raise `ValueError` if the folder has another run."""
+        identity = to_json(dict(self.identity))
+        try:
+            found = from_json(Measured, json.loads(self._record.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return Measured(identity)
+        except ValueError as error:
+            raise ValueError(f"'{self._record}' is damaged ({error}); delete the folder to start over") from None
+        differing = [name for name in identity if found.identity.get(name) != identity[name]]
+        if differing:
+            raise ValueError(
+                f"'{self.folder}' holds another run (it differs in: {', '.join(differing)}); choose another --out or "
+                "delete it"
+            )
+        if found.is_complete:
+            self._clean_up()  # the call that completed it may have been killed before it could
+        return found
+
+    def _learn(self, method: Method, tasks: Sequence[Task], measured: Measured, step: int) -> None:
+        """Learn a task, or all of them with joint training, and save the method.
+
+        The record is written before the method, so that a call that is killed between them learns the task again, from
+        its last checkpoint, and counts it once.
+        """
+        start, before, passes = time.monotonic(), measured.seconds, method.image_passes
+        written = start
+
+        def after_epoch(at: EpochProgress) -> None:
+            nonlocal written
+            if time.monotonic() - written > WRITING_INTERVAL:
+                written = time.monotonic()
+                measured.seconds = before + written - start
+                self._write(measured)
+            if self.on_epoch is not None:
+                self.on_epoch(at)
+
         try:
             if isinstance(method, Joint):
-                method.learn_all(tasks, checkpoint=self._checkpoint, on_epoch=self.on_epoch)
+                method.learn_all(tasks, checkpoint=self._checkpoint, on_epoch=after_epoch)
             else:
-                method.learn(tasks[0], checkpoint=self._checkpoint, on_epoch=self.on_epoch)
-            method.save(self._state)
-            measured.image_passes += method.image_passes - passes
+                method.learn(tasks[0], checkpoint=self._checkpoint, on_epoch=after_epoch)
+            measured.passes[step] = method.image_passes - passes
         finally:  # count the time of interrupted calls, too
-            measured.seconds += time.monotonic() - start
+            measured.seconds = before + time.monotonic() - start
             self._write(measured)
+        method.save(self._state)
 
     def _measure(
         self, method: Method, tasks: Sequence[Task], measured: Measured, steps: int, *, is_last: bool = False
     ) -> None:
         """Add the rows that are missing after a number of steps."""
         if len(measured.rows) < steps and (is_last or not method.is_sealed):
+            if self.on_epoch is not None:
+                self.on_epoch(MeasuringProgress(len(method.classes) - 1))
             rows = evaluate_rows(method, tasks, selectors=self.selectors, group_sizes=self.group_sizes, seed=self.seed)
             measured.rows = (*measured.rows, *rows)
             self._write(measured)
+
+    @property
+    def _record(self) -> Path:
+        return self.folder / "run.json"
 
     @property
     def _state(self) -> Path:
@@ -130,20 +188,9 @@ class MethodRun:
     def _checkpoint(self) -> Path:
         return self.folder / "checkpoint"
 
-    def _read(self) -> Measured:
-        """Return what an earlier run has measured; raise `ValueError` if it was another run."""
-        path = self.folder / "run.json"
-        identity = to_json(dict(self.identity))
-        if not path.exists():
-            return Measured(identity)
-        found = from_json(Measured, json.loads(path.read_text()))
-        differing = [name for name in identity if found.identity.get(name) != identity[name]]
-        if differing:
-            raise ValueError(
-                f"'{self.folder}' holds another run (it differs in: {', '.join(differing)}); choose another --out or "
-                "delete it"
-            )
-        return found
+    def _clean_up(self) -> None:
+        for path in (self._state, self._checkpoint):
+            remove(path)
 
     def _write(self, measured: Measured) -> None:
-        write_json(self.folder / "run.json", to_json(measured))
+        write_json(self._record, to_json(measured))

@@ -83,9 +83,9 @@ class Recipe:
     cost: str = ""
 
     def scenario(
-        self, data: Path | None, order: int | None, on_progress: Callable[[int, int], None] | None = None
+        self, data: Path | None, order: int | str | None, on_progress: Callable[[int, int], None] | None = None
     ) -> Scenario:
-        """Return the tasks; `order` is the seed of the class order (None: sorted).
+        """Return the tasks; `order` is the seed or the name of the class order (None: sorted).
 
         Images in files are decoded when a task is learned. `on_progress(done, total)` is called meanwhile.
         """

@@ -92,7 +92,7 @@ class Run:
     out: Path
     fabric: "Fabric"
     seed: int = 0
-    order: int | None = None
+    order: int | str | None = None
     tasks: int | None = None
     group_sizes: Sequence[int] | None = None
     data: Path | None = None
