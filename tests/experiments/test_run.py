@@ -14,8 +14,6 @@ from cps.data import datasets
 from cps.experiments.recipes import RECIPES
 from cps.experiments.results import read_results
 from cps.experiments.run import Run
-from cps.methods.finetuning import Finetuning
-from cps.methods.joint import Joint
 from cps.network.backbones import large_resnet18
 from cps.storage.lock import LockedError, locked
 from samples import write_image_folder
@@ -66,19 +64,9 @@ def test_the_cub_recipe_starts_from_pretrained_weights(tmp_path, monkeypatch, fa
         recipe, tmp_path / "run", fabric, data=tmp_path, weights=tmp_path / "weights.safetensors", bounds=False,
         group_sizes=[1],
     )  # fmt: skip
-    loaded = run._make_backbone().state_dict()
+    loaded = run._setting.make_backbone().state_dict()
     assert all(torch.equal(loaded[name], value.to(loaded[name].dtype)) for name, value in weights.items())
     assert run.start().classes_per_task == (50,) * 4
-
-
-def test_joint_training_uses_its_own_settings_if_the_recipe_has_them(tmp_path, fabric):
-    recipe = RECIPES["cifar100-10"]().with_scaled_epochs(0.1)
-    run = Run(recipe, tmp_path, fabric)
-    assert run._training_of(Joint).epochs == 10
-    assert run._training_of(Joint).optimizer == cps.SGD(0.1, weight_decay=5e-4)
-    assert run._training_of(Finetuning) == recipe.train
-    digits = Run(RECIPES["digits"](), tmp_path, fabric)
-    assert digits._training_of(Joint) == digits.recipe.train
 
 
 def test_the_closed_form_runs_with_the_bounds_and_is_measured_once(tmp_path, fabric, monkeypatch):

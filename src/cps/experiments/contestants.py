@@ -145,11 +145,13 @@ def _learner_settings(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _make_learner(setting: Setting) -> Learner:
+def make_learner(setting: Setting) -> Learner:
+    """Return a learner with the settings of the recipe."""
     return Learner(setting.make_backbone(), **_learner_settings(setting))
 
 
-def _load_learner(setting: Setting, path: Path) -> Learner:
+def load_learner(setting: Setting, path: Path) -> Learner:
+    """Return the learner that a model file holds."""
     return load(path, setting.make_backbone(), **_learner_settings(setting))
 
 
@@ -173,7 +175,7 @@ def _load_closed_form(setting: Setting, path: Path) -> ClosedForm:
 
 CLOSED_FORM = "closed-form"  # always among the methods of a comparison
 CONTESTANTS: dict[str, Contestant] = {
-    "cps": Contestant(_make_learner, _load_learner, "Continual prune-and-select, with the recipe's settings."),
+    "cps": Contestant(make_learner, load_learner, "Continual prune-and-select, with the recipe's settings."),
     CLOSED_FORM: Contestant(make_closed_form, _load_closed_form, first_sentence(ClosedForm)),
     "finetuning": single_head(Finetuning),
     "joint": single_head(Joint),

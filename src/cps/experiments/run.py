@@ -9,19 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from cps.closed_form.spaces import Pretrained
-from cps.data.augmentation import Flip
 from cps.data.tasks import Scenario
 from cps.evaluation.evaluator import evaluate
 from cps.evaluation.method_evaluation import evaluation_of
 from cps.evaluation.metrics import Metrics
 from cps.evaluation.weight_sharing import WeightSharing, measure_weight_sharing
+from cps.experiments.contestants import CONTESTANTS, Setting, load_learner, make_closed_form, make_learner
 from cps.experiments.method_run import EpochProgress, MethodRun
 from cps.experiments.recipes import Recipe
 from cps.experiments.report import write_report
@@ -37,13 +34,8 @@ from cps.experiments.results import (
     write_results,
 )
 from cps.learner import Learner
-from cps.loading import load
 from cps.methods.closed_form import ClosedForm
 from cps.methods.closed_form_metrics import ClosedFormMetrics, measure_closed_form
-from cps.methods.finetuning import Finetuning
-from cps.methods.joint import Joint
-from cps.methods.single_head import SingleHead
-from cps.network.architectures import Architecture
 from cps.network.cost import measure_costs
 from cps.network.shared import SharedNetwork
 from cps.runtime.devices import on_rank_zero, precision_of
@@ -53,9 +45,8 @@ from cps.selection.statistics import missing_statistics
 from cps.storage.atomic import remove, write_json
 from cps.storage.json_codec import from_json, to_json
 from cps.storage.lock import locked
-from cps.storage.settings_codec import contains_setting, encode, stable_str
+from cps.storage.settings_codec import encode, stable_str
 from cps.training.progress import Progress
-from cps.training.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -153,26 +144,18 @@ class Run:
     def _learn(self, scenario: Scenario) -> Learner:
         """Learn the tasks that the model file does not hold yet, and save after each."""
         model, checkpoint = self.out / "model.cps", self.out / "checkpoint.safetensors"
-        backbone = self._make_backbone()
-        settings = {
-            **self.recipe.learner_settings(),
-            "seed": self.seed,
-            "fabric": self.fabric,
-            "architecture": self.recipe.backbone if isinstance(self.recipe.backbone, Architecture) else None,
-            "on_epoch": lambda progress: self._report_learning(progress, len(scenario)),
-        }
         if model.exists():
-            learner = load(model, backbone, **settings)
+            learner = load_learner(self._setting, model)
             for selector, _ in missing_statistics(learner.config.selectors, learner.network):
                 raise ValueError(
                     f"the run in '{self.out}' has no statistics for {selector.name}; choose another --out or delete it"
                 )
         else:
-            learner = Learner(backbone, **settings)
+            learner = make_learner(self._setting)
         for task in list(scenario)[len(learner.network.subnetworks) :]:
             start = time.monotonic()
             try:
-                learner.learn(task, checkpoint=checkpoint)
+                learner.learn(task, checkpoint=checkpoint, on_epoch=lambda at: self._report_learning(at, len(scenario)))
                 learner.save(model)
             finally:  # count the time of interrupted calls, too
                 self._learning_seconds(time.monotonic() - start)
@@ -180,49 +163,32 @@ class Run:
             remove(checkpoint)
         return learner
 
-    def _make_backbone(self) -> nn.Module:
-        backbone = self.recipe.make_backbone(self.seed)
-        if self.recipe.pretrained is not None:
-            self.recipe.pretrained(backbone, self.weights)
-        return backbone
+    @property
+    def _setting(self) -> Setting:
+        """What the learner and the bounds have in common; the bounds are trained by the recipe."""
+        return Setting(self.recipe, self.fabric, budget="own", seed=self.seed, weights=self.weights)
 
     def _run_bounds(self, scenario: Scenario) -> Bounds:
         """Run finetuning and joint training, or read their results if they have finished before."""
-        finetuning = self._run_bound(Finetuning, scenario)
-        joint = self._run_bound(Joint, scenario).accuracy
+        finetuning = self._run_bound("finetuning", scenario)
+        joint = self._run_bound("joint", scenario).accuracy
         return Bounds(finetuning, JointMetrics(float(joint[0].mean()), joint), self._run_closed_form(scenario))
 
-    def _run_bound(self, kind: type[SingleHead], scenario: Scenario) -> Metrics:
+    def _run_bound(self, name: str, scenario: Scenario) -> Metrics:
         """Return the accuracy of a method on single images, after each task if it learns them one after the other."""
-        folder, training = self.out / kind.name.split()[0], self._training_of(kind)
-
-        def make() -> SingleHead:
-            return kind(
-                self._make_backbone(),
-                train=training,
-                augment=self.recipe.augment,
-                normalize=self.recipe.normalize,
-                seed=self.seed,
-                fabric=self.fabric,
-            )
-
-        def load_method(path: Path) -> SingleHead:
-            method = make()
-            method.load(path)
-            return method
-
-        tasks = list(scenario)
-        phases = 1 if kind is Joint else len(tasks)
+        contestant = CONTESTANTS[name]
+        method: Any = contestant.make(self._setting)
+        phases = 1 if name == "joint" else len(scenario)
         measured = MethodRun(
-            make,
-            load_method,
-            folder,
-            identity={"seed": self.seed, "training": encode(training)},
+            lambda: method,
+            partial(contestant.load, self._setting),
+            self.out / name,
+            identity={"seed": self.seed, "training": encode(method.train)},
             selectors=[MaxOutput()],
             group_sizes=[1],
             seed=self.seed,
-            on_epoch=lambda at: self._report_bound(kind.name, phases, at),
-        ).start(tasks)
+            on_epoch=lambda at: self._report_bound(method.name, phases, at),
+        ).start(list(scenario))
         return evaluation_of(measured.rows).class_il[MaxOutput().name][1]
 
     def _run_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
@@ -236,25 +202,13 @@ class Run:
         return replace(found, class_il={size: found.class_il[size] for size in self._sizes})
 
     def _measure_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
-        has_weights = self.recipe.pretrained is not None
-        method = ClosedForm(
-            Pretrained() if has_weights else None,
-            backbone=self._make_backbone() if has_weights else None,
-            normalize=self.recipe.normalize,
-            flips=contains_setting(self.recipe.augment, Flip),
-            pooled=True,  # no task is forgotten here
-            device=self.fabric.device,
-        )
         return measure_closed_form(
-            method,
+            make_closed_form(self._setting),
             list(scenario),
             group_sizes=self._sizes,
             seed=self.seed,
             on_task=lambda done: self._report_closed_form(done, len(scenario)),
         )
-
-    def _training_of(self, kind: type[SingleHead]) -> Training:
-        return (self.recipe.joint if kind is Joint else None) or self.recipe.train
 
     def _report_decoding(self, done: int, images: int) -> None:
         self._report(RunProgress("decoding images", 0, 1, done, images, None, 0, 0))
