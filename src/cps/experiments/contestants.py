@@ -105,15 +105,14 @@ def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options
     `phases` are the settings of further phases that train the whole network. With an equal budget they use the
     recipe's optimizer, too.
     """
-    defaults = {each.name: each.default for each in fields(kind)}
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(kind)}
     keeps_images, is_published = defaults["memory"] is not None, defaults["train"] is not TRAIN
 
     def make(setting: Setting) -> SingleHead:
         recipe, settings = setting.recipe, dict(options)
         if setting.budget == "equal":
             settings |= {"train": setting.train, "passes": setting.passes}
-            main: Any = defaults["train"]
-            settings |= {name: scale_like(setting.train, main, defaults[name]) for name in phases}
+            settings |= {name: scale_like(setting.train, defaults["train"], defaults[name]) for name in phases}
         elif not is_published:
             settings["train"] = (recipe.joint if kind is Joint else None) or recipe.train
         if keeps_images and setting.memory is not None:
