@@ -1,9 +1,10 @@
-"""A short training, and reference steps, for the tests of methods."""
+"""A short training, and what several tests of methods measure."""
 
 import torch
 
 import cps
 from cps.methods.blocks.memory import Memory
+from samples import conv_net, make_task
 
 QUICK = cps.Training(2, cps.Adam(1e-2), batch_size=16)
 MEMORY = Memory(21)  # three images of each of seven classes
@@ -18,3 +19,21 @@ def same_trajectory(first, second, tasks):
         if not all(name == other and torch.equal(one, two) for (name, one), (other, two) in pairs):
             return False
     return True
+
+
+def make(kind, fabric, **settings):
+    """Return a method with a new small network, the same for all methods."""
+    torch.manual_seed(0)
+    return kind(conv_net(), fabric=fabric, **{"train": QUICK, **settings})
+
+
+def learn_two_tasks(method):
+    """Return how far the second task moves the scores of the first, and its own accuracy with the task known."""
+    first, second = (make_task(10 * index, images=48) for index in range(2))
+    method.learn(first)
+    images, (test, labels) = first.test[0], second.test
+    before = method.evidence(images)[0].logits
+    method.learn(second)
+    moved = (method.evidence(images)[0].logits - before).norm() / before.norm()
+    right = sum(found == label for found, label in zip(method.predict(test, task=1).classes, labels, strict=True))
+    return moved.item(), right / len(labels)

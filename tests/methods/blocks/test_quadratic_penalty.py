@@ -60,7 +60,7 @@ def test_the_path_of_one_step_is_as_worked_by_hand():
     objective = PathIntegral(one_weight(), 0, 1.0)
     take_step(objective, torch.optim.SGD(objective.student.backbone.parameters(), 0.1))
     assert objective.path.item() == pytest.approx(0.1)
-    moved = flat_parameters(objective.student.backbone) - objective.start
+    moved = flat_parameters(objective.student.backbone) - objective.anchor
     assert (objective.path / (moved.square() + 0.1)).item() == pytest.approx(0.909, abs=1e-3)
 
 

@@ -24,6 +24,7 @@ def flat_parameters(backbone: nn.Module) -> Tensor:
     return torch.cat([parameter.flatten() for parameter in trainable(backbone).values()])
 
 
+@torch.no_grad()
 def sample_gradients(model: Classifier, pixels: Tensor, labels: Tensor, function: OfLogits) -> Tensor:
     """Return the gradient (N, parameters) of a function of the logits for each image.
 
@@ -44,29 +45,22 @@ def exact_fisher(model: Classifier, batches: Iterable[Tensor], first: int = 0) -
     The expectation is exact, over the softmax of the logits from the class `first` on.
     """
 
-    def log_probability(logits: Tensor, label: Tensor) -> Tensor:
-        return logits[first:].log_softmax(dim=0).gather(0, label[None])[0]
-
     def of_batch(pixels: Tensor) -> Tensor:
         with torch.no_grad():
             probabilities = model(pixels)[:, first:].softmax(dim=1)  # (N, classes)
         total = torch.zeros(())
-        for label in range(probabilities.shape[1]):
+        for label in range(first, first + probabilities.shape[1]):
             labels = torch.full((len(pixels),), label, device=pixels.device)
-            squares = sample_gradients(model, pixels, labels, log_probability).square()
-            total = total.to(squares) + probabilities[:, label] @ squares
+            squares = _squared_gradients(model, pixels, labels, first)
+            total = total.to(squares) + probabilities[:, label - first] @ squares
         return total
 
     return _mean_over_images(of_batch, batches)
 
 
-def empirical_fisher(model: Classifier, pixels: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over images of (d log p(y|x) / d theta)^2 for their labels y."""
-
-    def log_probability(logits: Tensor, label: Tensor) -> Tensor:
-        return logits.log_softmax(dim=0).gather(0, label[None])[0]
-
-    return sample_gradients(model, pixels, labels, log_probability).square().mean(dim=0)
+def empirical_fisher(model: Classifier, pixels: Tensor, labels: Tensor, first: int = 0) -> Tensor:
+    """Return the mean over images of (d log p(y|x) / d theta)^2 for their labels y, which are `first` or more."""
+    return _squared_gradients(model, pixels, labels, first).mean(dim=0)
 
 
 def output_sensitivity(model: Classifier, batches: Iterable[Tensor]) -> Tensor:
@@ -91,6 +85,15 @@ def image_batches(
     chosen = torch.randperm(len(examples), generator=draws)[:images]
     for batch, _ in examples.batches(chosen.split(size)):
         yield prepare(batch.to(device))
+
+
+def _squared_gradients(model: Classifier, pixels: Tensor, labels: Tensor, first: int) -> Tensor:
+    """Return (d log p(y|x) / d theta)^2 for each image x and its label y, shape (N, parameters)."""
+
+    def log_probability(logits: Tensor, label: Tensor) -> Tensor:
+        return logits[first:].log_softmax(dim=0).gather(0, label[None] - first)[0]
+
+    return sample_gradients(model, pixels, labels, log_probability).square()
 
 
 def _mean_over_images(of_batch: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:

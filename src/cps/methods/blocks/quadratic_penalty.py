@@ -49,16 +49,14 @@ class PathIntegral(Penalized):
     """A penalized loss that also sums, over all steps, by how much the moves of each parameter lower the loss.
 
     `path` is the sum of -g_k dtheta_k, where g is the gradient of the loss without the penalty, and dtheta is how far
-    the whole step moves the parameter, with momentum and weight decay. `start` is where the parameters were at first.
+    the whole step moves the parameter, with momentum and weight decay.
     """
 
     path: Tensor
-    start: Tensor
 
     def __init__(self, student: Classifier, first: int, strength: float, importance: Tensor | None = None):
         super().__init__(student, first, strength, importance)
         self.register_buffer("path", torch.zeros_like(self.anchor))
-        self.register_buffer("start", self.anchor.clone())
 
     @torch.no_grad()
     def before_step(self) -> None:

@@ -1,0 +1,1 @@
+"""Methods that keep no images: they hold outputs or important weights near those after earlier tasks."""
