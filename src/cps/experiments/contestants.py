@@ -22,6 +22,12 @@ from cps.methods.blocks.memory import Memory
 from cps.methods.closed_form import ClosedForm
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
+from cps.methods.regularization.ewc import EWC
+from cps.methods.regularization.lwf import LwF
+from cps.methods.regularization.lwm import LwM
+from cps.methods.regularization.mas import MAS
+from cps.methods.regularization.rwalk import RWalk
+from cps.methods.regularization.synaptic_intelligence import SynapticIntelligence
 from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
 from cps.methods.replay.weight_aligning import WeightAligning
@@ -181,4 +187,10 @@ CONTESTANTS: dict[str, Contestant] = {
     "er": single_head(ExperienceReplay),
     "wa": single_head(WeightAligning),
     "icarl": single_head(ICaRL),
+    "lwf": single_head(LwF),
+    "lwm": single_head(LwM),
+    "ewc": single_head(EWC),
+    "si": single_head(SynapticIntelligence),
+    "mas": single_head(MAS),
+    "rwalk": single_head(RWalk),
 }
