@@ -192,7 +192,7 @@ def test_with_nearest_means_the_training_is_the_same_and_the_classification_is_t
 
 def test_nearest_means_without_a_memory_raise_before_the_training(fabric):
     method = finetuning(fabric, nearest_mean=True, on_epoch=pytest.fail)
-    with pytest.raises(ValueError, match="its memory must hold one of each class"):
+    with pytest.raises(ValueError, match="needs a memory for at least 1 of the images of each class"):
         method.learn(make_task(0))
 
 
@@ -201,6 +201,7 @@ def test_nearest_means_without_a_memory_raise_before_the_training(fabric):
     [
         ({"backbone": "resnet"}, "must be an nn.Module"),
         ({"passes": 0}, "must be a positive number of passes"),
+        ({"workers": -1}, "workers of finetuning must be 0 or more, got -1"),
         ({"on_epoch": 3}, "on_epoch must be a function"),
     ],
 )

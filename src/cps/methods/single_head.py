@@ -65,6 +65,7 @@ class SingleHead(TrainedMethod):
 
     name = "finetuning"
     has_teacher = False  # while it learns, from the second task on
+    least_quota = 0  # the least number of images of each class in its memory
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -162,17 +163,25 @@ class SingleHead(TrainedMethod):
 
     def _check_memory(self) -> None:
         """Raise `ValueError` before the training for a memory that is too small."""
-        if self.quota == 0 and self.nearest_mean:
-            raise ValueError(f"{self.name} classifies by its exemplars, so its memory must hold one of each class")
+        least = max(self.least_quota, int(self.nearest_mean))
+        if self.quota < least:
+            raise ValueError(
+                f"{self.name} needs a memory for at least {least} of the images of each class, got one for "
+                f"{self.quota} of each of {self.num_classes} classes; use a larger memory"
+            )
 
-    def choose_exemplars(self, task: TaskTraining) -> Exemplars:
-        """Return as many images of every class as the memory has room for; those of new classes are chosen."""
+    def choose_exemplars(self, task: TaskTraining, examples: Examples | None = None) -> Exemplars:
+        """Return as many images of every class as the memory has room for.
+
+        Those of new classes are chosen from `examples`, by default all of the task.
+        """
+        examples = task.examples if examples is None else examples
         chosen, quota = self.exemplars.first(task.old), self.quota
         chosen.shrink(quota)
         if self.memory is not None and quota:
             draws = task.generator(CHOOSE)
-            choose, features = self.memory.choose, partial(self.features_of, task.examples)
-            chosen.add_classes(task.examples, task.labels.tolist(), quota, choose, features, draws)
+            choose, features = self.memory.choose, partial(self.features_of, examples)
+            chosen.add_classes(examples, task.labels.tolist(), quota, choose, features, draws)
         return chosen
 
     def end_task(self, task: TaskTraining) -> None:
@@ -216,9 +225,11 @@ class SingleHead(TrainedMethod):
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
-        """Return the scores (N, classes) of features: the logits of the head, or how near the means are."""
-        if self.nearest_mean:
-            return nearest_mean_scores(features, self.buffers["means"])
+        """Return the scores (N, classes) of features: logits, or how near the means are."""
+        return nearest_mean_scores(features, self.buffers["means"]) if self.nearest_mean else self.logits(features)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return the logits (N, classes) of features: by default those of the head."""
         return self.model.head(features.to(self.model.head.weight.dtype))
 
     def features_of(self, examples: Examples, *, flipped: bool = False) -> Tensor:

@@ -1,9 +1,9 @@
 """What all methods that train a network have in common: settings, budget, predictions and the header of their file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -55,10 +55,12 @@ class TrainedMethod:
     name = "method"
     assumes = Assumptions()
     is_sealed = False
+    positive: ClassVar[Sequence[str]] = ()  # settings that must be above 0; other numbers may be 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, nn.Module):
             raise TypeError(f"the backbone must be an nn.Module, got {self.backbone!r}")
+        self._check_numbers()
         check_callback("on_epoch", self.on_epoch)
         if self.passes is not None and not self.passes > 0:
             raise ValueError(f"passes must be a positive number of passes over the images of a task, got {self.passes}")
@@ -68,6 +70,14 @@ class TrainedMethod:
         self.prepare = Prepare(self.normalize)
         self.transform = BatchTransform(self.prepare, self.augment)
         self.classes: list[tuple[ClassName, ...]] = []  # of each task, with those of the task being learned
+
+    def _check_numbers(self) -> None:
+        """Raise `ValueError` for a number that is too small."""
+        for field in fields(self):
+            value, is_positive = getattr(self, field.name), field.name in self.positive
+            if isinstance(value, int | float) and not (value > 0 if is_positive else value >= 0):
+                must = "above 0" if is_positive else "0 or more"
+                raise ValueError(f"{field.name} of {self.name} must be {must}, got {value!r}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(tasks={len(self.classes)}, classes={self.num_classes})"

@@ -68,6 +68,6 @@ def test_means_follow_the_features_of_every_task_and_include_mirror_images(fabri
 
 def test_without_a_memory_it_says_what_it_needs(fabric):
     method = ICaRL(conv_net(), train=QUICK, memory=Memory(0), fabric=fabric)
-    with pytest.raises(ValueError, match="its memory must hold one of each class"):
+    with pytest.raises(ValueError, match="needs a memory for at least 1 of the images of each class"):
         method.learn(make_task(0))
     assert method.classes == []
