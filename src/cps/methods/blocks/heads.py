@@ -17,31 +17,36 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def grow_linear(head: nn.Linear | None, features: int, outputs: int, draws: torch.Generator) -> nn.Linear:
-    """Return a head with `outputs` outputs more, the old ones unchanged; `head` is None for the first task.
-
-    If there are more features than before, the weights of old outputs for new features are drawn, too.
-    """
+    """Return a head with `outputs` outputs more, the old ones unchanged; `head` is None for the first task."""
     new = make_head(features, outputs, draws)
     if head is None:
         return new
     grown = nn.Linear(features, head.out_features + outputs, device=head.weight.device, dtype=head.weight.dtype)
-    weight, known = head.weight, head.in_features
-    if features > known:
-        drawn = make_head(features, head.out_features, draws).weight.to(weight)
-        weight = torch.cat([weight, drawn[:, known:]], dim=1)
-    grown.weight.copy_(torch.cat([weight, new.weight.to(weight)]))
+    old = widen_linear(head, features, draws)
+    grown.weight.copy_(torch.cat([old.weight, new.weight.to(head.weight)]))
     grown.bias.copy_(torch.cat([head.bias, new.bias.to(head.bias)]))
     return grown
 
 
 @torch.no_grad()
-def guard_rows(head: nn.Linear, rows: int) -> Guard:
-    """Return a guard of the first rows of the head of a classifier."""
+def widen_linear(head: nn.Linear, features: int, draws: torch.Generator) -> nn.Linear:
+    """Return a head for more features: the weights of the known ones, which come first, are unchanged."""
+    if features == head.in_features:
+        return head
+    wide = make_head(features, head.out_features, draws).to(head.weight)
+    wide.weight[:, : head.in_features] = head.weight
+    wide.bias.copy_(head.bias)
+    return wide
+
+
+@torch.no_grad()
+def guard_rows(module: nn.Module, rows: int, *, prefix: str = "head.") -> Guard:
+    """Return a guard of the first rows of all parameters of a module, by default the head of a classifier."""
     guard = {}
-    for name, value in head.named_parameters():
+    for name, value in module.named_parameters():
         taken = torch.zeros_like(value, dtype=torch.bool)
         taken[:rows] = True
-        guard[f"head.{name}"] = Protected(taken, value.detach().clone(), torch.zeros_like(taken))
+        guard[f"{prefix}{name}"] = Protected(taken, value.detach().clone(), torch.zeros_like(taken))
     return guard
 
 
