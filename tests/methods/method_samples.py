@@ -7,6 +7,7 @@ from cps.methods.blocks.memory import Memory
 from samples import conv_net, make_task
 
 QUICK = cps.Training(2, cps.Adam(1e-2), batch_size=16)
+ONE_EPOCH = cps.Training(1, cps.Adam(1e-2), batch_size=16)  # of a further phase
 MEMORY = Memory(21)  # three images of each of seven classes
 
 
