@@ -20,6 +20,8 @@ from cps.loading import load
 from cps.method import Method
 from cps.methods.blocks.memory import Memory
 from cps.methods.closed_form import ClosedForm
+from cps.methods.expansion.der import DER
+from cps.methods.expansion.foster import FOSTER
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
 from cps.methods.regularization.ewc import EWC
@@ -28,8 +30,11 @@ from cps.methods.regularization.lwm import LwM
 from cps.methods.regularization.mas import MAS
 from cps.methods.regularization.rwalk import RWalk
 from cps.methods.regularization.synaptic_intelligence import SynapticIntelligence
+from cps.methods.replay.bic import BiC
+from cps.methods.replay.eeil import EEIL
 from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
+from cps.methods.replay.il2m import IL2M
 from cps.methods.replay.weight_aligning import WeightAligning
 from cps.methods.single_head import SingleHead
 from cps.methods.trained_method import TRAIN
@@ -189,6 +194,11 @@ CONTESTANTS: dict[str, Contestant] = {
     "icarl": single_head(ICaRL),
     "lwf": single_head(LwF),
     "lwm": single_head(LwM),
+    "eeil": single_head(EEIL, phases=("balance",)),
+    "bic": single_head(BiC),
+    "il2m": single_head(IL2M),
+    "der": single_head(DER),
+    "foster": single_head(FOSTER, phases=("first", "compress")),
     "ewc": single_head(EWC),
     "si": single_head(SynapticIntelligence),
     "mas": single_head(MAS),

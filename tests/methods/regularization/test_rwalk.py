@@ -91,6 +91,12 @@ def test_without_scores_the_penalty_is_that_of_the_scaled_fisher(fabric):
     torch.testing.assert_close(objective.penalty(), expected.penalty())
 
 
+@pytest.mark.parametrize(("setting", "must"), [({"window": 0}, "above 0"), ({"strength": -1.0}, "0 or more")])
+def test_wrong_numbers_raise(fabric, setting, must):
+    with pytest.raises(ValueError, match=f"of RWalk must be {must}"):
+        make(RWalk, fabric, **setting)
+
+
 def test_values_are_scaled_to_one():
     assert scaled(torch.tensor([1.0, 3.0, 2.0])).tolist() == [0, 1, 0.5]
     assert scaled(torch.zeros(3)).tolist() == [0, 0, 0]

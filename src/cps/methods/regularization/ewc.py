@@ -27,6 +27,7 @@ class EWC(SeparateHeads):
     images: int = 500
     decay: float | None = None
 
+    positive = ("images",)
     name = "EWC"
 
     @property

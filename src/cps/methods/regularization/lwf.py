@@ -26,6 +26,7 @@ class LwF(SeparateHeads):
     fixed_head: bool = False
 
     has_teacher = True
+    positive = ("temperature",)
     name = "LwF"
 
     def objective(self, task: TaskTraining) -> Trained:

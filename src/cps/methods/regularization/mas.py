@@ -25,6 +25,7 @@ class MAS(SeparateHeads):
     strength: float = 1.0
     images: int = 500
 
+    positive = ("images",)
     name = "MAS"
 
     @property

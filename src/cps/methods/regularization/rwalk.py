@@ -32,6 +32,7 @@ class RWalk(SeparateHeads):
     window: int = 50
     damping: float = 1e-3
 
+    positive = ("window", "damping")
     name = "RWalk"
 
     @property

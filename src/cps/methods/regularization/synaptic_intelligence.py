@@ -24,6 +24,7 @@ class SynapticIntelligence(SeparateHeads):
     strength: float = 0.1
     damping: float = 0.1
 
+    positive = ("damping",)
     name = "SI"
 
     @property
