@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from torch import Tensor, nn
 
 from cps.config import check_callback
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 KIND = "method"  # of the file
 TRAIN = Training(70, SGD(0.1, weight_decay=5e-4), Cosine())
 BATCH = 256  # images per forward pass
-HEAD, CHOOSE, OBSERVE = 1000, 1001, 1002  # purposes of a seed, beside the numbers of phases
+HEAD, CHOOSE, OBSERVE, SCORES = range(1000, 1004)  # purposes of a seed, beside the numbers of phases
 NOT_STORED = ("backbone", "fabric", "workers", "on_epoch")  # settings of a machine, or in the tensors
 
 
@@ -67,7 +68,7 @@ class TrainedMethod:
         self.device_fabric = launch(self.fabric or make_fabric())
         self.device = self.device_fabric.device
         self.trainer = Trainer(self.device_fabric)
-        self.prepare = Prepare(self.normalize)
+        self.prepare = Prepare(self.normalize, next((each.dtype for each in self.backbone.parameters()), torch.float32))
         self.transform = BatchTransform(self.prepare, self.augment)
         self.classes: list[tuple[ClassName, ...]] = []  # of each task, with those of the task being learned
 

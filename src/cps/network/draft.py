@@ -58,6 +58,10 @@ class Draft:
         live = named_tensors(self.model.backbone)
         return {name: live[name].detach() for name in self._parts.private}
 
+    def set_private(self, values: Mapping[str, Tensor]) -> None:
+        """Replace the private tensors, for instance by those of a sealed subnetwork."""
+        set_tensors(self.model.backbone, {**self.weights(), **values})
+
     @torch.no_grad()
     def prune(self, masks: Masks) -> None:
         """Switch off the connections that are not in `masks`; masks can only shrink."""

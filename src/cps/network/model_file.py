@@ -91,7 +91,7 @@ def bytes_by_kind(network: SharedNetwork) -> dict[str, int]:
 def read_model(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the header of a model file, with its settings decoded, and its tensors. Raise `FileError` if damaged."""
     header, tensors = storage.read(path, "model")
-    _check_header(path, header)
+    check_header(path, header)
     try:
         settings = upgrade_settings(header["settings"])
         header["settings"] = {name: decode(value) for name, value in settings.items()}
@@ -291,7 +291,7 @@ def _describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
-def _check_header(path: str | Path, header: dict[str, Any]) -> None:
+def check_header(path: str | Path, header: dict[str, Any]) -> None:
     """Raise `FileError` for a header whose parts have the wrong types or lengths."""
     lists = [header.get(key) for key in ("classes", "statistics", "features", "fingerprints", "notes")]
     is_valid = (

@@ -1,0 +1,1 @@
+"""Methods with a subnetwork for each task."""
