@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from cps.closed_form.spaces import Space
 from cps.config import check_callback
-from cps.data.examples import Examples
+from cps.data.examples import Examples, as_examples, iterate_batches
 from cps.data.images import as_images
 from cps.data.rotations import Upright
 from cps.data.tasks import Task
 from cps.method import Assumptions
+from cps.methods.blocks.held_out import hold_out
 from cps.methods.blocks.scores import MaskRule, ScoredWeights
 from cps.methods.blocks.subnetwork_objective import SubnetworkObjective
 from cps.methods.blocks.task_checks import check_classes
 from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
-from cps.methods.trained_method import BATCH, HEAD, KIND, OBSERVE, TrainedMethod
+from cps.methods.trained_method import BATCH, HEAD, HELD_OUT, KIND, OBSERVE, TrainedMethod
 from cps.network.draft import Draft
 from cps.network.freezing import Guard, Protected
 from cps.network.input_checks import check_images, prepare_task
@@ -33,7 +34,7 @@ from cps.network.masks import Masks, find_changed, single_weights
 from cps.network.model_file import bytes_by_kind, check_header, fill_network, model_tensors, network_header
 from cps.network.outputs import Evidence
 from cps.network.shared import SharedNetwork
-from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
+from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork, local_labels
 from cps.runtime.devices import on_rank_zero
 from cps.runtime.seeding import generator, seeded
 from cps.selection.base import Selector
@@ -62,7 +63,7 @@ class TaskSubnetworks(TrainedMethod):
 
     assumes = Assumptions(task_given=True)
     is_sealed = True
-    trains_scores = False  # beside the weights of the draft
+    copies_while_learning = 1  # of the weights: the draft
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +108,8 @@ class TaskSubnetworks(TrainedMethod):
         check_callback("on_epoch", on_epoch)
         with self._learning():
             examples, held_out = self._begin(task)
-            training = TaskTraining(self, examples, len(task.classes), on_epoch or self.on_epoch, checkpoint)
+            new = len(task.classes)
+            training = TaskTraining(self, examples, new, on_epoch or self.on_epoch, checkpoint, held_out)
             self.train_task(training)
 
             def collect(sealed: Subnetwork) -> dict[str, Statistics]:
@@ -148,6 +150,8 @@ class TaskSubnetworks(TrainedMethod):
         if self.has_frozen_norms:
             self._draft.set_private(self.network.subnetworks[0].private)
         self.classes.append(classes)
+        if held_out is not None:  # with labels, which not everything that holds images out needs
+            held_out = as_examples(task.val, partial(local_labels, classes), workers=self.workers)
         return examples, held_out
 
     def train_task(self, task: TaskTraining) -> None:
@@ -163,13 +167,31 @@ class TaskSubnetworks(TrainedMethod):
         examples: Examples | None = None,
         phase: str = "training",
         share: float = 1.0,
-    ) -> None:
-        """Train the draft for a phase; what is sealed or pruned stays as it is. By default, on all images."""
+    ) -> bool:
+        """Train the draft for a phase; what is sealed or pruned stays as it is. By default, on all images.
+
+        Return what `TaskTraining.fit` does.
+        """
         model = objective or self.objective()
         guard = self.guard()
         if isinstance(model, Objective):
             guard = {f"backbone.{name}": kept for name, kept in guard.items()}
-        task.fit(model, examples or task.examples, training, phase=phase, share=share, guard=guard)
+        return task.fit(model, examples or task.examples, training, phase=phase, share=share, guard=guard)
+
+    def hold_out(self, task: TaskTraining, share: float) -> tuple[Examples, Examples]:
+        """Return the images to train on and those to choose by: `task.val`, or else a share of those of each class."""
+        if task.held_out is not None:
+            return task.examples, task.held_out
+        return hold_out(task.examples, share, task.generator(HELD_OUT))
+
+    @torch.no_grad()
+    def accuracy(self, examples: Examples) -> float:
+        """Return the share of examples whose class the draft finds."""
+        model, right = self.draft.model.eval(), 0
+        for images, labels in iterate_batches(examples):
+            found = model(self.prepare(images.to(self.device))).argmax(dim=1)
+            right += int((found == labels.to(self.device)).sum())
+        return right / len(examples)
 
     def objective(self) -> Trained:
         """Return what training minimises, unless a phase says otherwise: the loss of the training settings."""
@@ -237,7 +259,7 @@ class TaskSubnetworks(TrainedMethod):
             sizes["scores"] = sum(value.nbytes for value in self.buffers.values())
         if learning:
             weights = sum(weight.nbytes for weight in self.network.weights.values())
-            sizes["draft"] = weights * (1 + self.trains_scores)
+            sizes["draft"] = weights * self.copies_while_learning
         return sizes
 
     def tensors(self) -> dict[str, Tensor]:

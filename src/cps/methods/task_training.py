@@ -46,7 +46,7 @@ class TaskTraining:
     """The task that a method learns, and the phases of its training.
 
     `examples` are its training images, labelled by their index among all classes, of which `old` are those of earlier
-    tasks and `new` those of this one.
+    tasks and `new` those of this one. `held_out` are the images of `task.val`, or None.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class TaskTraining:
         new: int,
         on_epoch: Callable[[PhaseProgress], None] | None,
         checkpoint: str | Path | None,
+        held_out: Examples | None = None,
     ):
-        self.method, self.examples = method, examples
+        self.method, self.examples, self.held_out = method, examples, held_out
         self.index = len(method.classes) - 1
         self.new, self.old = new, method.num_classes - new
         self._on_epoch = on_epoch
@@ -86,18 +87,19 @@ class TaskTraining:
         transform: BatchTransform | None = None,
         make_steps: MakeSteps | None = None,
         passes_per_batch: int = 1,
-    ) -> None:
+    ) -> bool:
         """Train a model or an objective for a phase of the task, or resume the phase that was interrupted.
 
         If the method has a number of `passes`, the phase takes the given share of them. `passes_per_batch` says how
-        often its training steps use each image of a batch.
+        often its training steps use each image of a batch. Return False if the phase was finished before the
+        interruption, and so was what is done between it and the next phase.
         """
         method, index = self.method, self._phase
         self._phase += 1
         if self._saved is not None and index < self._saved.position.phase:
             if index == self._saved.position.phase - 1:
                 self._return_to_start(self._saved)
-            return
+            return False
         saved, self._saved = self._saved, None
         images = None if method.passes is None else round(share * method.passes * len(self.examples))
         epochs = training.epochs if images is None else images / (passes_per_batch * len(examples))
@@ -129,6 +131,7 @@ class TaskTraining:
             make_steps=make_steps,
             passes_per_batch=passes_per_batch,
         )
+        return True
 
     def _start_state(self) -> dict[str, Tensor]:
         """Return a copy of the method's state at the start of a phase."""

@@ -99,6 +99,11 @@ def uniform_scores(weights: Mapping[str, Tensor], draws: torch.Generator) -> dic
     return scores
 
 
+def constant_scores(weights: Mapping[str, Tensor], value: float = 1e-2) -> dict[str, Tensor]:
+    """Return equal scores, which start with all weights on (Piggyback)."""
+    return {name: torch.full_like(weight, value) for name, weight in weights.items()}
+
+
 class ScoredWeights(SubnetworkObjective):
     """Train a classifier under the masks of its scores, and the scores by an optimizer for them alone.
 

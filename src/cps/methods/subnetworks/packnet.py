@@ -35,10 +35,9 @@ class PackNet(TaskSubnetworks):
         """Train, prune and retrain."""
         draft, share = self.draft, self.pruned_share(task.index)
         first, second = phase_shares((self.train, len(task.examples)), (self.retrain, len(task.examples)))
-        self.fit(task, self.train, share=first)
-        weights, taken = draft.weights(), self.network.taken
-        # A task that is resumed in its second phase comes here with zeros for pruned weights, which prunes them again.
-        draft.prune({name: ~smallest_weights(weights[name], ~own, share) for name, own in taken.items()})
+        if self.fit(task, self.train, share=first):
+            weights, taken = draft.weights(), self.network.taken
+            draft.prune({name: ~smallest_weights(weights[name], ~own, share) for name, own in taken.items()})
         self.fit(task, self.retrain, phase="retraining", share=second)
 
     def pruned_share(self, task: int) -> float:

@@ -2,14 +2,10 @@
 
 from dataclasses import KW_ONLY, dataclass
 
-import torch
-
-from cps.methods.blocks.scores import Above
+from cps.methods.blocks.scores import Above, constant_scores
 from cps.methods.task_subnetworks import TaskSubnetworks
 from cps.methods.task_training import TaskTraining
 from cps.training.settings import Adam, MakeOptimizer, Steps, Training
-
-START = 1e-2  # of all scores
 
 
 @dataclass(eq=False)
@@ -28,7 +24,7 @@ class Piggyback(TaskSubnetworks):
     score_optimizer: MakeOptimizer = Adam(1e-4, weight_decay=0.0)
 
     name = "Piggyback"
-    trains_scores = True
+    copies_while_learning = 2  # the draft and its scores
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -39,7 +35,7 @@ class Piggyback(TaskSubnetworks):
         if not any(taken.any() for taken in self.network.taken.values()):
             self.fit(task, self.train)
             return
-        scores = {name: torch.full_like(weight, START) for name, weight in self.network.weights.items()}
+        scores = constant_scores(self.network.weights)
         objective = self.scored(scores, self.rule, self.score_optimizer)
         self.fit(task, self.mask_train, objective=objective, phase="masks")
         self.draft.prune(objective.masks())

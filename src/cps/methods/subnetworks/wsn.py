@@ -25,7 +25,7 @@ class WSN(TaskSubnetworks):
     score_optimizer: MakeOptimizer = Adam(1e-3, weight_decay=0.0)
 
     name = "WSN"
-    trains_scores = True
+    copies_while_learning = 2  # the draft and its scores
 
     def __post_init__(self) -> None:
         super().__post_init__()
