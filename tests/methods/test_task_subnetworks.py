@@ -5,6 +5,7 @@ import torch
 from method_samples import QUICK
 
 import cps
+from cps.methods.subnetworks.clnp import CLNP
 from cps.methods.subnetworks.cpg import CPG
 from cps.methods.subnetworks.packnet import PackNet
 from cps.methods.subnetworks.piggyback import Piggyback
@@ -18,6 +19,7 @@ METHODS = {
     "packnet with shared norms": (PackNet, {"retrain": QUICK, "shared_norms": True}),
     "piggyback": (Piggyback, {"mask_train": QUICK}),
     "supsup": (SupSup, {}),
+    "clnp": (CLNP, {}),
     "cpg": (CPG, {"retrain": QUICK, "steps": 2}),
     "wsn": (WSN, {}),
 }

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from cps.closed_form.spaces import Space
 from cps.config import check_callback
@@ -185,11 +186,11 @@ class TaskSubnetworks(TrainedMethod):
         return hold_out(task.examples, share, task.generator(HELD_OUT))
 
     @torch.no_grad()
-    def accuracy(self, examples: Examples) -> float:
-        """Return the share of examples whose class the draft finds."""
+    def accuracy(self, examples: Examples, tensors: Mapping[str, Tensor] | None = None) -> float:
+        """Return the share of examples whose class the draft finds, with some other tensors in it if given."""
         model, right = self.draft.model.eval(), 0
         for images, labels in iterate_batches(examples):
-            found = model(self.prepare(images.to(self.device))).argmax(dim=1)
+            found = functional_call(model, dict(tensors or {}), (self.prepare(images.to(self.device)),)).argmax(dim=1)
             right += int((found == labels.to(self.device)).sum())
         return right / len(examples)
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 KIND = "method"  # of the file
 TRAIN = Training(70, SGD(0.1, weight_decay=5e-4), Cosine())
 BATCH = 256  # images per forward pass
-HEAD, CHOOSE, OBSERVE, SCORES, HELD_OUT, FRESH = range(1000, 1006)  # purposes of a seed, beside the numbers of phases
+HEAD, CHOOSE, OBSERVE, SCORES, HELD_OUT, CALIBRATION, FRESH = range(
+    1000, 1007
+)  # purposes of a seed, beside the numbers of phases
 NOT_STORED = ("backbone", "fabric", "workers", "on_epoch")  # settings of a machine, or in the tensors
 
 

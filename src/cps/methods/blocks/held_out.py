@@ -1,5 +1,7 @@
 """Images that are held out of the training of a task, to choose how far it may be pruned."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -21,3 +23,10 @@ def hold_out(examples: Examples, share: float, draws: torch.Generator) -> tuple[
         second.append(own[:number])
         first.append(own[number:] if len(own) > 1 else own)
     return (choose_examples(examples, torch.cat(first)), choose_examples(examples, torch.cat(second)))
+
+
+def check_share(settings: Any, *names: str) -> None:
+    """Raise `ValueError` for a setting that is not a share between 0 and 1."""
+    for name in names:
+        if not 0 < getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be a share between 0 and 1, got {getattr(settings, name)}")

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 import torch
 
 from cps.data.examples import Examples
+from cps.methods.blocks.held_out import check_share
 from cps.methods.blocks.owners import smallest_weights
 from cps.methods.blocks.scores import Above, constant_scores
 from cps.methods.task_subnetworks import TaskSubnetworks
@@ -43,9 +44,7 @@ class CPG(TaskSubnetworks):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.rule = Above(self.threshold)
-        for name in ("sparsity", "validation"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a share between 0 and 1, got {getattr(self, name)}")
+        check_share(self, "sparsity", "validation")
         if self.steps < 1:
             raise ValueError(f"steps must be 1 or more, got {self.steps}")
 
