@@ -77,7 +77,7 @@ class Compare:
                 name,
                 contestant,
             ) in contestants.items():  # what is wrong for all tasks shows before the first is learned
-                method = contestant.make(self.setting)
+                method = contestant.make(self._setting(scenario))
                 _check_memory(name, method, scenario)
                 for order in self.orders:
                     self._run_of(name, contestant, method, replace(scenario, order=_name_of(order))).read()
@@ -106,7 +106,7 @@ class Compare:
 
     def _measure(self, name: str, contestant: Contestant, scenario: Scenario, run: int, runs: int) -> MethodResult:
         """Run one method on one order."""
-        method = contestant.make(self.setting)
+        method = contestant.make(self._setting(scenario))
         report = partial(self._report, name, scenario, run, runs)
         measured = self._run_of(name, contestant, method, scenario, report).start(list(scenario))
         return self._result(name, method, scenario, measured)
@@ -120,7 +120,7 @@ class Compare:
         on_epoch: Callable[[EpochProgress], None] | None = None,
     ) -> MethodRun:
         """Return the run of a new method on an order."""
-        setting, sizes = self.setting, sorted(set(self.group_sizes or self.setting.recipe.group_sizes))
+        setting, sizes = self._setting(scenario), sorted(set(self.group_sizes or self.setting.recipe.group_sizes))
         selectors = _selectors(method)
         identity = {
             "recipe": setting.recipe.name,
@@ -169,6 +169,9 @@ class Compare:
             failures=tuple(failures),
         )
 
+    def _setting(self, scenario: Scenario) -> Setting:
+        return replace(self.setting, tasks=len(scenario))
+
     def _scenario(self, order: Order) -> Scenario:
         scenario = self.setting.recipe.scenario(self.data, order, partial(self._report_decoding, order))
         return replace(scenario, tasks=scenario.tasks[: self.tasks])
@@ -203,7 +206,7 @@ def _check_memory(name: str, method: Method, scenario: Scenario) -> None:
 
 def _selectors(method: Method) -> list[Selector]:
     """Return all selectors to evaluate."""
-    known = method.config.selectors if isinstance(method, Learner) else ()
+    known = method.config.selectors if isinstance(method, Learner) else getattr(method, "selectors", ())
     return list({each.name: each for each in (method.selector, method.group_selector, *known)}.values())
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
@@ -37,13 +37,24 @@ from cps.methods.replay.icarl import ICaRL
 from cps.methods.replay.il2m import IL2M
 from cps.methods.replay.weight_aligning import WeightAligning
 from cps.methods.single_head import SingleHead
+from cps.methods.subnetworks.clnp import CLNP
+from cps.methods.subnetworks.cpg import CPG
+from cps.methods.subnetworks.packnet import PackNet
+from cps.methods.subnetworks.piggyback import Piggyback
+from cps.methods.subnetworks.supsup import SupSup
+from cps.methods.subnetworks.wsn import WSN
+from cps.methods.task_subnetworks import TaskSubnetworks
 from cps.methods.trained_method import TRAIN
 from cps.network.architectures import Architecture
+from cps.network.freezing import freeze_weights
+from cps.selection.base import Selector
 from cps.storage.settings_codec import contains_setting
 from cps.training.settings import Cosine, Training, scale_like
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+Loadable = TypeVar("Loadable", SingleHead, TaskSubnetworks)
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Setting:
     `budget` is "equal", so that the training steps of every method see as many images as those of cps with the recipe,
     by the recipe's optimizer, or "own", so that every method is trained as it was published; one that was not is
     trained by the recipe. `memory` is that of methods that keep images, None for the one that each was published with.
-    `weights` is a file of pretrained weights.
+    `weights` is a file of pretrained weights. `tasks` is the number of tasks, for methods that share their network
+    equally among them.
     """
 
     recipe: Recipe
@@ -62,6 +74,7 @@ class Setting:
     memory: Memory | None = None
     seed: int = 0
     weights: Path | None = None
+    tasks: int | None = None
 
     def make_backbone(self) -> nn.Module:
         """Return the backbone that every method starts with."""
@@ -137,7 +150,49 @@ def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options
             **settings,
         )
 
-    def load_from(setting: Setting, path: Path) -> SingleHead:
+    return _loadable(kind, make)
+
+
+def task_subnetworks(
+    kind: type[TaskSubnetworks], *, phases: Sequence[str] = (), like_train: Sequence[str] = (), **options: Any
+) -> Contestant:
+    """Return a contestant with a subnetwork for each task; `options` are settings of the method.
+
+    It keeps statistics for the selectors of the recipe, too. `phases` are the settings of further phases, as in
+    `single_head`, and `like_train` those of phases with the epochs and the learning rate of `train`.
+    """
+    defaults: dict[str, Any] = {each.name: each.default for each in fields(kind)}
+
+    def make(setting: Setting) -> TaskSubnetworks:
+        recipe, settings = setting.recipe, dict(options)
+        if setting.budget == "equal" or defaults["train"] is TRAIN:
+            train = setting.train if setting.budget == "equal" else recipe.train
+            settings |= {"train": train, "passes": setting.passes, **dict.fromkeys(like_train, train)}
+            settings |= {name: scale_like(train, defaults["train"], defaults[name]) for name in phases}
+        if "tasks" in defaults:
+            settings["tasks"] = setting.tasks
+        own: Sequence[Selector] = defaults["selectors"]
+        selectors = {each.name: each for each in (*own, *recipe.selectors)}
+        backbone = setting.make_backbone()
+        if recipe.pretrained is not None and kind is Piggyback:
+            freeze_weights(backbone)
+        return kind(
+            backbone,
+            selectors=tuple(selectors.values()),
+            augment=recipe.augment,
+            normalize=recipe.normalize,
+            seed=setting.seed,
+            fabric=setting.fabric,
+            **settings,
+        )
+
+    return _loadable(kind, make)
+
+
+def _loadable(kind: type[Loadable], make: Callable[[Setting], Loadable]) -> Contestant:
+    """Return a contestant whose files are read by a new method with the same settings."""
+
+    def load_from(setting: Setting, path: Path) -> Loadable:
         method = make(setting)
         method.load(path)
         return method
@@ -203,4 +258,10 @@ CONTESTANTS: dict[str, Contestant] = {
     "si": single_head(SynapticIntelligence),
     "mas": single_head(MAS),
     "rwalk": single_head(RWalk),
+    "packnet": task_subnetworks(PackNet, phases=("retrain",)),
+    "clnp": task_subnetworks(CLNP),
+    "piggyback": task_subnetworks(Piggyback, like_train=("mask_train",)),
+    "cpg": task_subnetworks(CPG, phases=("retrain",)),
+    "supsup": task_subnetworks(SupSup),
+    "wsn": task_subnetworks(WSN),
 }

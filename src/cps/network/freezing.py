@@ -7,10 +7,18 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cps.network.mask_scores import update_scores
 from cps.network.masks import mask_shape
+from cps.network.partition import partition
+
+
+def freeze_weights(backbone: nn.Module) -> None:
+    """Freeze the weights that tasks share, so that a shared network takes them from the start."""
+    weights = dict(backbone.named_parameters())
+    for name in partition(backbone).shared:
+        weights[name].requires_grad_(False)
 
 
 class Protected(NamedTuple):

@@ -13,6 +13,7 @@ from cps.methods.subnetworks.one_shot import MixtureEntropy, mixture_gradients
 from cps.methods.task_subnetworks import TaskSubnetworks
 from cps.methods.task_training import TaskTraining
 from cps.methods.trained_method import SCORES
+from cps.network.freezing import freeze_weights
 from cps.network.partition import partition
 from cps.runtime.seeding import generator
 from cps.selection.base import Selector
@@ -72,8 +73,9 @@ class SupSup(TaskSubnetworks):
 @torch.no_grad()
 def fill_signed_constants(backbone: nn.Module, draws: torch.Generator) -> None:
     """Give each weight of convolutions and linear layers the size sqrt(2 / fan-in) and a random sign, and freeze it."""
+    freeze_weights(backbone)
     weights = dict(backbone.named_parameters())
     for name in partition(backbone).shared:
-        weight = weights[name].requires_grad_(False)
+        weight = weights[name]
         signs = torch.randint(2, weight.shape, generator=draws).to(weight) * 2 - 1
         weight.copy_(signs * (2 / weight[0].numel()) ** 0.5)
