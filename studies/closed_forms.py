@@ -32,9 +32,10 @@ from cps.data.class_orders import class_order
 from cps.data.examples import Data, as_examples, as_labels, iterate_batches, known_labels
 from cps.data.normalize import Prepare
 from cps.evaluation.evaluator import GROUP_SIZES
+from cps.evaluation.method_evaluation import AccuracyRow
 from cps.experiments.aggregate import describe_group_size, format_mean
 from cps.experiments.recipes import RECIPES, Recipe
-from cps.methods.closed_form_metrics import AccuracyRow, ClosedFormMetrics, accuracy_row, as_metrics
+from cps.methods.closed_form_metrics import SELECTOR, ClosedFormMetrics, as_metrics, row_of_scores
 from cps.runtime.environment import describe_device, versions
 from cps.storage.json_codec import to_json
 from studies.published import closed_forms, describe_machine, markdown, write_compact
@@ -322,7 +323,7 @@ def _rows(
             sizes = cuts[cut][: ends[cut].index(count) + 1]
             places, truth = _by_task(tested, sizes)
             group_sizes = (*GROUP_SIZES, 60) if cut.endswith("b50") else GROUP_SIZES
-            found[cut].append(accuracy_row(scores[places], truth, sizes, group_sizes))
+            found[cut].append(row_of_scores(scores[places], truth, sizes, group_sizes))
     return found
 
 
@@ -389,13 +390,14 @@ def _images_of_tasks(features: Features, order: int | None, sizes: Sequence[int]
 def _summary(rows: Sequence[AccuracyRow], images: Sequence[int]) -> dict[str, Any]:
     """Return the metrics of a run without the matrices: means over tasks, and the accuracy over all test images."""
     task_il, class_il = as_metrics(rows)
+    found, selection = rows[-1].found[SELECTOR.name], rows[-1].selection[SELECTOR.name]
     return {
         "tasks": len(rows),
         "task known": task_il.ACC,
-        "over images": {str(size): float(np.average(rows[-1].found[size], weights=images)) for size in class_il},
+        "over images": {str(size): float(np.average(found[size], weights=images)) for size in class_il},
         "ACC": {str(size): metrics.ACC for size, metrics in class_il.items()},
         "AIA": {str(size): metrics.AIA for size, metrics in class_il.items()},
-        "task found": {str(size): statistics.fmean(rows[-1].selection[size]) for size in class_il},
+        "task found": {str(size): statistics.fmean(selection[size]) for size in class_il},
     }
 
 

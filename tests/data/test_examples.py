@@ -11,11 +11,13 @@ from cps.data import examples as module
 from cps.data.examples import (
     DatasetExamples,
     ImageBatches,
+    JoinedExamples,
     TensorExamples,
     as_examples,
     as_labels,
     choose_examples,
     iterate_batches,
+    join_examples,
     read_labels,
 )
 from cps.network.subnetwork import local_labels
@@ -115,3 +117,44 @@ def test_some_examples_of_a_data_set_are_those_of_the_same_tensors():
         assert torch.equal(found, images[[4, 6]])
         assert of_them.tolist() == [0, 0]
     assert choose_examples(known, indices).digest() != choose_examples(known, indices[:2]).digest()
+
+
+def joined_examples():
+    """Return seven images as a tensor, three of a data set and two as a tensor; image i is i everywhere."""
+    images = torch.arange(12.0)[:, None, None, None].expand(12, 1, 2, 2).clone()
+    labels = torch.arange(12)
+    dataset = DatasetExamples(ListDataset(images[7:10], list(range(7, 10))), torch.tensor)
+    return join_examples(
+        TensorExamples(images[:7], labels[:7]), dataset, None, TensorExamples(images[10:], labels[10:])
+    )
+
+
+@pytest.mark.parametrize("batches", [[[0, 11, 8, 3], [9, 1], [10, 10, 2]], [[7, 8, 9]], [[11]], [list(range(12))]])
+def test_joined_examples_are_read_in_the_order_of_the_indices(batches):
+    examples = joined_examples()
+    assert isinstance(examples, JoinedExamples)
+    assert len(examples) == 12
+    read = list(examples.batches(torch.tensor(batch) for batch in batches))
+    assert [images[:, 0, 0, 0].tolist() for images, _ in read] == batches
+    assert [labels.tolist() for _, labels in read] == batches
+
+
+def test_tensors_are_joined_into_one_tensor_and_a_single_part_stays_as_it_is():
+    first = TensorExamples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    second = TensorExamples(torch.ones(2, 2), torch.tensor([2, 2]))
+    joined = join_examples(first, None, second)
+    assert isinstance(joined, TensorExamples)
+    assert joined.targets.tolist() == [0, 1, 0, 2, 2]
+    assert join_examples(first, None) is first
+
+
+def test_labels_and_digests_of_joined_examples_are_known_if_those_of_all_parts_are():
+    examples = joined_examples()
+    assert examples.labels() is None  # the data set would have to be read
+    assert examples.digest() is None
+    assert read_labels(examples).tolist() == list(range(12))
+    known = JoinedExamples((examples.parts[0], examples.parts[2]))
+    assert known.labels().tolist() == [*range(7), 10, 11]
+    other = JoinedExamples((examples.parts[2], examples.parts[0]))
+    assert known.digest() not in (None, other.digest())
+    assert len(known.to(torch.device("cpu"))) == 9

@@ -8,9 +8,8 @@ from studies import closed_forms
 import cps
 from cps.evaluation import evaluator
 from cps.experiments.recipes import RECIPES
-from cps.methods import closed_form_metrics
 from cps.methods.closed_form import ClosedForm
-from cps.methods.closed_form_metrics import ClosedFormMetrics, accuracy_row, as_metrics, measure_closed_form
+from cps.methods.closed_form_metrics import ClosedFormMetrics, as_metrics, measure_closed_form, row_of_scores
 from cps.storage.json_codec import from_json, to_json
 from samples import make_task
 
@@ -44,7 +43,7 @@ def test_groups_find_the_task_more_often_and_are_those_of_evaluate(tasks, measur
     selection = {size: metrics.selection[-1].mean() for size, metrics in measured.class_il.items()}
     assert selection[1] < selection[5]
     drawn, draw = [], evaluator.shuffled_groups
-    monkeypatch.setattr(closed_form_metrics, "shuffled_groups", lambda *args: drawn.append(draw(*args)) or drawn[-1])
+    monkeypatch.setattr(evaluator, "shuffled_groups", lambda *args: drawn.append(draw(*args)) or drawn[-1])
     measure_closed_form(ClosedForm(SPACE), tasks, group_sizes=(5,), seed=3)
     expected = draw(torch.arange(3).repeat_interleave(30), 5, 3)
     assert torch.equal(drawn[-1], expected)
@@ -54,12 +53,12 @@ def test_groups_find_the_task_more_often_and_are_those_of_evaluate(tasks, measur
 def test_a_group_with_the_wrong_task_counts_as_wrong():
     # Two tasks of one class: the second image of task 1 is mistaken on its own, and correct in its group.
     scores = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 5.0], [1.0, 0.0]])
-    row = accuracy_row(scores, [torch.tensor([0, 0]), torch.tensor([0, 0])], [1, 1], (1, 2))
-    assert row.found == {1: [100.0, 50.0], 2: [100.0, 100.0]}
+    row = row_of_scores(scores, [torch.tensor([0, 0]), torch.tensor([0, 0])], [1, 1], (1, 2))
+    assert row.found == {"MaxOutput": {1: (100.0, 50.0), 2: (100.0, 100.0)}}
     assert row.selection == row.found
-    assert row.known == [100.0, 100.0]
-    row = accuracy_row(-scores, [torch.tensor([0, 0]), torch.tensor([0, 0])], [1, 1], (2,))
-    assert row.found == {2: [0.0, 0.0]}
+    assert row.known == (100.0, 100.0)
+    row = row_of_scores(-scores, [torch.tensor([0, 0]), torch.tensor([0, 0])], [1, 1], (2,))
+    assert row.found["MaxOutput"] == {2: (0.0, 0.0)}
 
 
 def test_metrics_are_the_same_after_writing_and_reading(measured):
@@ -96,14 +95,14 @@ def test_the_study_of_sums_by_class_gives_the_matrices_of_the_method(tmp_path):
 def test_top5_counts_images_whose_class_is_among_the_five_best_of_the_task():
     draws = torch.Generator().manual_seed(0)
     scores, truth = torch.randn(40, 14, generator=draws), [torch.arange(20) % 6, torch.arange(20) % 8]
-    row = accuracy_row(scores, truth, [6, 8], (1,))
+    row = row_of_scores(scores, truth, [6, 8], (1,))
     first = [int(label) in scores[i, :6].argsort(descending=True)[:5] for i, label in enumerate(truth[0])]
     second = [int(label) in scores[20 + i, 6:].argsort(descending=True)[:5] for i, label in enumerate(truth[1])]
     assert row.known_top5 == pytest.approx([5.0 * sum(first), 5.0 * sum(second)])
     is_selected = scores[:, :6].amax(dim=1) >= scores[:, 6:].amax(dim=1)
     found = [a and b for a, b in zip(first, is_selected[:20].tolist(), strict=True)]
-    assert row.found_top5[1][0] == pytest.approx(5.0 * sum(found))
-    before = accuracy_row(scores[:20, :6], truth[:1], [6], (1,))
+    assert row.found_top5["MaxOutput"][1][0] == pytest.approx(5.0 * sum(found))
+    before = row_of_scores(scores[:20, :6], truth[:1], [6], (1,))
     task_il, class_il = as_metrics([before, row])
     assert task_il.top5 == pytest.approx(2.5 * (sum(first) + sum(second)))
     assert 0 < class_il[1].top5 < task_il.top5
