@@ -93,18 +93,21 @@ def bench(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, or their results.json.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs or comparisons, or their results.json.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write an HTML page about one or more runs."""
+    """Write an HTML page about runs of cps bench and comparisons of cps compare, one or more of them."""
+    from cps.experiments.comparison import is_comparison, read_comparison
     from cps.experiments.report import write_report
     from cps.experiments.results import read_results
 
-    found = [read_results(path / "results.json" if path.is_dir() else path) for path in runs]
+    files = [path / "results.json" if path.is_dir() else path for path in runs]
+    comparisons = [read_comparison(path) for path in files if is_comparison(path)]
+    found = [read_results(path) for path in files if not is_comparison(path)]
     distinct = {json.dumps(results.encode(), sort_keys=True): results for results in found}
-    if len(distinct) < len(runs):
-        warn(f"{len(runs) - len(distinct)} of the runs are duplicates and are counted once")
-    write_report(out, list(distinct.values()))
+    if len(distinct) < len(found):
+        warn(f"{len(found) - len(distinct)} of the runs are duplicates and are counted once")
+    write_report(out, list(distinct.values()), comparisons)
     console.print(f"Wrote [bold]{sanitize(out)}[/bold]")
 
 

@@ -69,8 +69,9 @@ def compare(
 ) -> None:
     """Compare methods: the same data, class orders, network and budget for all.
 
-    It prints a table, and writes results.json, table.csv and table.tex. The
-    command can be interrupted at any time: running it again resumes.
+    It prints a table, and writes results.json, report.html, table.csv and
+    table.tex. The command can be interrupted at any time: running it again
+    resumes.
     """
     if show_list:
         _list_methods()
@@ -111,7 +112,7 @@ def compare(
             on_progress=lambda at: _show(progress, at),
         ).start()
     _print_comparison(comparison)
-    console.print(f"\nWrote [bold]{sanitize(folder)}[/bold]: results.json, table.csv and table.tex")
+    console.print(f"\nWrote [bold]{sanitize(folder)}[/bold]: report.html, results.json, table.csv and table.tex")
     if comparison.failures:
         for failure in comparison.failures:
             warn(f"{failure.method} failed on order {failure.order}: {failure.error}")

@@ -17,8 +17,10 @@ from cps.experiments.comparison import Comparison, Failure, MethodResult
 from cps.experiments.comparison_tables import to_csv, to_latex
 from cps.experiments.contestants import CLOSED_FORM, Contestant, Setting, find_contestants
 from cps.experiments.method_run import EpochProgress, Measured, MethodRun
+from cps.experiments.report import write_report
 from cps.learner import Learner
 from cps.method import Method
+from cps.methods.blocks.memory import Memory
 from cps.runtime.devices import precision_of
 from cps.runtime.environment import describe_device, versions
 from cps.runtime.text import first_line
@@ -82,9 +84,10 @@ class Compare:
                 for order in self.orders:
                     self._run_of(name, contestant, method, replace(scenario, order=_name_of(order))).read()
             comparison = self._run_all(contestants, scenario)
-            if self.setting.fabric.is_global_zero:
+            if self.setting.fabric.is_global_zero and comparison.results:
                 write_text(self.out / "table.csv", to_csv(comparison))
                 write_text(self.out / "table.tex", to_latex(comparison))
+                write_report(self.out / "report.html", [], [comparison])
             return comparison
 
     def _run_all(self, contestants: dict[str, Contestant], first: Scenario) -> Comparison:
@@ -164,7 +167,7 @@ class Compare:
             recipe=setting.recipe.name,
             budget=setting.budget,
             passes=setting.passes,
-            memory=None if setting.memory is None else str(setting.memory),
+            memory=None if setting.memory is None else _describe_memory(setting.memory),
             results=tuple(results),
             failures=tuple(failures),
         )
@@ -192,6 +195,11 @@ class Compare:
 def _name_of(order: Order) -> int | str:
     """Return the name of an order in results."""
     return "identity" if order is None else order
+
+
+def _describe_memory(memory: Memory) -> str:
+    """Return how many images a memory holds as text."""
+    return f"{memory.total} images" if memory.per_class is None else f"{memory.per_class} images of each class"
 
 
 def _check_memory(name: str, method: Method, scenario: Scenario) -> None:

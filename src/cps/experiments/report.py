@@ -1,11 +1,9 @@
 """The report: one self-contained HTML page with tables and plots of one or more runs."""
 
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from cps.evaluation.confusion import Confusion
@@ -21,25 +19,12 @@ from cps.experiments.aggregate import (
     metrics_table,
     task_table,
 )
+from cps.experiments.comparison import Comparison, merge_comparisons
+from cps.experiments.comparison_report import comparison_section
+from cps.experiments.page import HtmlFigure, HtmlTable, html_figure, html_table, write_page
 from cps.experiments.results import Results
-from cps.storage.atomic import write_text
 
 MOST_PAIRS = 10  # of classes that are confused
-
-
-class HtmlTable(NamedTuple):
-    """A table for the template; columns of text are aligned left, columns of numbers right."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    is_text: Sequence[bool]
-
-
-class HtmlFigure(NamedTuple):
-    """A plot as SVG, with a caption."""
-
-    svg: str
-    caption: str
 
 
 class Card(NamedTuple):
@@ -50,21 +35,17 @@ class Card(NamedTuple):
     text: str
 
 
-def write_report(path: Path, runs: Sequence[Results]) -> None:
-    """Write the page about one or more runs."""
-    environment = Environment(
-        loader=PackageLoader("cps.experiments"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    page = environment.get_template("report.html.j2").render(
-        title=", ".join(dict.fromkeys(run.recipe for run in runs)),
+def write_report(path: Path, runs: Sequence[Results], comparisons: Sequence[Comparison] = ()) -> None:
+    """Write the page about runs and comparisons of methods, one or more of them."""
+    merged = merge_comparisons(comparisons)
+    write_page(
+        path,
+        "report.html.j2",
+        title=", ".join(dict.fromkeys(each.recipe for each in (*merged, *runs))),
+        comparisons=[comparison_section(each) for each in merged],
         overview=_overview(runs) if len(runs) > 1 else None,
         runs=[_section(run) for run in runs],
     )
-    write_text(path, page.lstrip())
 
 
 def group_size_table(run: Results) -> Table:
@@ -90,9 +71,9 @@ def _overview(runs: Sequence[Results]) -> dict[str, Any]:
     """Return what the template shows about all runs together."""
     return {
         "runs": len(runs),
-        "accuracy": _html_table(accuracy_table(runs)),
-        "metrics": _html_table(metrics_table(runs)),
-        "tasks": _html_table(task_table(runs, 20)),
+        "accuracy": html_table(accuracy_table(runs)),
+        "metrics": html_table(metrics_table(runs)),
+        "tasks": html_table(task_table(runs, 20)),
         "groups": [_group(name, same) for name, same in group_runs(runs).items()],
     }
 
@@ -104,8 +85,8 @@ def _group(name: str, runs: Sequence[Results]) -> dict[str, Any]:
         "name": name,
         "runs": ", ".join(f"order {run.order} seed {run.seed}" for run in runs),
         "figures": [
-            _html_figure(plots.plot_mean_history(runs, large), f"Accuracy after each task{band}."),
-            _html_figure(plots.plot_group_sizes(runs), f"Accuracy by group size{band}."),
+            html_figure(plots.plot_mean_history(runs, large), f"Accuracy after each task{band}."),
+            html_figure(plots.plot_group_sizes(runs), f"Accuracy by group size{band}."),
         ],
     }
 
@@ -126,10 +107,10 @@ def _section(run: Results) -> dict[str, Any]:
         "name": run.recipe,
         "description": ", ".join(description),
         "cards": _cards(run),
-        "accuracy": _html_table(group_size_table(run)),
+        "accuracy": html_table(group_size_table(run)),
         "figures": _figures(run),
         "confusion": None if run.confusion is None else _confusion(run.confusion),
-        "subnetworks": None if table is None else _html_table(table),
+        "subnetworks": None if table is None else html_table(table),
         "facts": _facts(run),
     }
 
@@ -157,7 +138,7 @@ def _figures(run: Results) -> list[HtmlFigure]:
         (bool(run.subnetworks), "Weights used by each task, and by all tasks so far.",
          lambda: plots.plot_taken_weights(run)),
     ]  # fmt: skip
-    return [_html_figure(draw(), caption) for is_shown, caption, draw in figures if is_shown]
+    return [html_figure(draw(), caption) for is_shown, caption, draw in figures if is_shown]
 
 
 def _confusion(confusion: Confusion) -> dict[str, Any]:
@@ -237,19 +218,6 @@ def _closed_form_fact(run: Results) -> dict[str, str]:
         "closed form": f"{closed.classifier} on {closed.space}{flips}; {closed.seconds:.1f} seconds, keeps "
         f"{kept / 2**20:.1f} MiB"
     }
-
-
-def _html_table(table: Table) -> HtmlTable:
-    head, rows = table
-    is_text = [any(cell[:1].isalpha() for cell in column) for column in zip(*rows, strict=True)]
-    return HtmlTable(head, rows, is_text or [True] * len(head))
-
-
-def _html_figure(figure: Figure, caption: str) -> HtmlFigure:
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg")
-    svg = buffer.getvalue()
-    return HtmlFigure(svg[svg.index("<svg") :], caption)
 
 
 def _percent(value: float) -> str:
