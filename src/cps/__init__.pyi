@@ -27,7 +27,6 @@ from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as sp
 from .evaluation import metrics as metrics
 from .evaluation.evaluator import evaluate as evaluate
 from .evaluation.metrics import Evaluation as Evaluation, Metrics as Metrics
-from .export.module import AllTasksModule as AllTasksModule, AllTasksOutput as AllTasksOutput
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
 from .loading import BackboneMissing as BackboneMissing, load as load
@@ -52,6 +51,11 @@ from .pruning.base import Pruner as Pruner
 from .pruning.magnitude import Magnitude as Magnitude
 from .pruning.nnrelief import NNrelief as NNrelief
 from .runtime.devices import make_fabric as make_fabric
+from .selection.all_tasks import (
+    AllTasksModule as AllTasksModule,
+    AllTasksOutput as AllTasksOutput,
+    ClassScores as ClassScores,
+)
 from .selection.base import (
     ClassSelector as ClassSelector,
     GraphSelector as GraphSelector,

@@ -44,6 +44,7 @@ from cps.pruning.base import Pruner
 from cps.pruning.calibration import calibration_batches
 from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero
 from cps.runtime.seeding import generator, seeded
+from cps.selection.all_tasks import AllTasksModule, ClassScores
 from cps.selection.base import Oracle, Selector
 from cps.selection.gather import gather_evidence
 from cps.selection.groups import consecutive_groups
@@ -320,6 +321,14 @@ class Learner:
     def extract(self, task: int) -> Standalone:
         """Return a task's subnetwork as a small module: images, as floats from 0 to 1, -> logits."""
         return self.network.extract(task)
+
+    def module(self, *, selector: Selector | None = None) -> ClassScores:
+        """Return all subnetworks and a selector (default: the first) as a module: images -> scores of all classes.
+
+        It holds copies, so it does not change when the learner does. Images are floats from 0 to 1, or bytes.
+        """
+        with self.network.in_use():
+            return ClassScores(AllTasksModule(self.network, self._selector(selector)))
 
     def forget(self, task: int, *, fresh: nn.Module | None = None) -> None:
         """Unlearn a task; later tasks move down by one. Free weights get the values of `fresh`, or new random ones."""

@@ -26,6 +26,7 @@ def test_the_graph_of_all_tasks_predicts_what_the_learner_predicts(learner, all_
     assert [names[index] for index in found["class"].tolist()] == expected.classes
     assert torch.equal(found["task"], expected.tasks)
     torch.testing.assert_close(found["confidence"], expected.confidence, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(found["class_scores"], expected.scores, rtol=1e-3, atol=1e-3)
     assert len(set(expected.tasks.tolist())) > 1  # otherwise a graph that always selects one task would pass
 
 
@@ -122,3 +123,19 @@ def test_a_backbone_that_no_graph_can_hold_is_exported_as_a_state_dict_only(make
     fresh = learner.extract(0)
     assert not fresh.training
     assert set(load_file(tmp_path / "task.safetensors")) == set(fresh.state_dict())
+
+
+class NoGraphSelector:
+    """A selector without the methods of a GraphSelector."""
+
+    name = "NoGraph"
+
+
+def test_a_selector_that_a_graph_cannot_hold_is_rejected_by_name(learner, tmp_path):
+    with pytest.raises(ValueError, match="selector NoGraph cannot be part of a graph"):
+        export_all(learner, tmp_path / "x.onnx", selector=NoGraphSelector())
+
+
+def test_a_selector_without_statistics_of_a_task_is_rejected(learner, tmp_path):
+    with pytest.raises(ValueError, match="ImportanceSignature-L1 has no 'mean' statistics of some task"):
+        export_all(learner, tmp_path / "x.onnx", selector=cps.ImportanceSignature(norm=1))

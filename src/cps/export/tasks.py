@@ -14,12 +14,12 @@ from torch import Tensor, nn
 import cps
 from cps.data.images import square_size
 from cps.data.normalize import PIXEL_RANGE, is_pixel_range
-from cps.export.module import AllTasksModule
 from cps.export.onnx import write_onnx
 from cps.export.state_dict import write_state_dict
 from cps.learner import Learner
 from cps.network.cost import measure_cost
 from cps.network.shared import SharedNetwork
+from cps.selection.all_tasks import AllTasksModule
 from cps.selection.base import GraphSelector
 
 CHECK_IMAGES = 5  # images of noise on which a written graph is compared with torch
@@ -57,8 +57,7 @@ def export_task(learner: Learner, task: int, path: str | Path) -> Export:
 
 def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | None = None) -> Export:
     """Write all subnetworks and a selector (default: the learner's first) as one ONNX graph that needs no task."""
-    # The module checks whether the learner's first selector is a GraphSelector.
-    module = AllTasksModule(learner.network, selector or learner.config.selectors[0])  # pyright: ignore[reportArgumentType]
+    module = AllTasksModule(learner.network, selector or learner.config.selectors[0])
     task_classes = [subnetwork.classes for subnetwork in learner.network.subnetworks]
     metadata = {
         "classes": json.dumps(module.classes),
@@ -66,7 +65,9 @@ def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | 
         "selector": module.selector.name,
         **_common_metadata(learner.network),
     }
-    return _export_onnx(learner.network, module, ["class", "task", "confidence", "scores"], metadata, Path(path))
+    return _export_onnx(
+        learner.network, module, ["class", "task", "confidence", "scores", "class_scores"], metadata, Path(path)
+    )
 
 
 def _export_onnx(

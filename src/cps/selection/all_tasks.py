@@ -1,4 +1,4 @@
-"""All subnetworks and a selector as one plain module."""
+"""All subnetworks and a selector as one plain module, which needs no task."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from cps.closed_form.spaces import Pretrained, Space
 from cps.network.outputs import Evidence, Outputs
 from cps.network.shared import SharedNetwork
-from cps.selection.base import ClassSelector, GraphSelector, Statistics
+from cps.selection.base import ClassSelector, GraphSelector, Selector, Statistics
 from cps.selection.predict import best_class, best_task
 
 
@@ -19,13 +19,15 @@ class AllTasksOutput(NamedTuple):
     """What `AllTasksModule` returns for N images.
 
     `class_index` (N,) is an index into the module's `classes`, `task` (N,) the index of the selected task from 0,
-    `confidence` (N,) the softmax share of the class within that task, and `scores` (N, tasks) the selector's scores.
+    `confidence` (N,) the softmax share of the class within that task, `scores` (N, tasks) the selector's scores, and
+    `class_scores` (N, classes) the log probabilities of all `classes`.
     """
 
     class_index: Tensor
     task: Tensor
     confidence: Tensor
     scores: Tensor
+    class_scores: Tensor
 
 
 class AllTasksModule(nn.Module):
@@ -38,7 +40,7 @@ class AllTasksModule(nn.Module):
     statistics of some task.
     """
 
-    def __init__(self, network: SharedNetwork, selector: GraphSelector):
+    def __init__(self, network: SharedNetwork, selector: Selector):
         super().__init__()
         if not network.subnetworks:
             raise RuntimeError("nothing has been learned yet; call learn(task) first")
@@ -72,7 +74,7 @@ class AllTasksModule(nn.Module):
             ) from None
 
     def forward(self, images: Tensor) -> AllTasksOutput:
-        """Return class, task, confidence and scores."""
+        """Return class, task, confidence, and the scores of tasks and classes."""
         pixels = self.trunk(self.subnetworks[0].pixels(images))  # pyright: ignore[reportCallIssue]
         features = cache(partial(self._features, pixels))
         evidence = Evidence(partial(self._outputs, pixels, features), len(self.subnetworks), features)
@@ -94,6 +96,7 @@ class AllTasksModule(nn.Module):
             task=task,
             confidence=torch.stack(confidences, dim=1).gather(1, selected)[:, 0],
             scores=scores,
+            class_scores=join_class_scores(scores, of_classes),
         )
 
     def _outputs(
@@ -121,3 +124,35 @@ class AllTasksModule(nn.Module):
             {key: self.get_buffer(f"statistic_{task}_{number}") for number, key in enumerate(keys)}
             for task, keys in enumerate(self._keys)
         ]
+
+
+class ClassScores(nn.Module):
+    """Images -> the log probability of each of its `classes` (N, classes), those of `Prediction.scores`.
+
+    Every subnetwork runs, and each image is scored on its own.
+    """
+
+    def __init__(self, all_tasks: AllTasksModule):
+        super().__init__()
+        self.all_tasks = all_tasks
+        self.classes = tuple(dict.fromkeys(all_tasks.classes))
+        self._versions = [[i for i, other in enumerate(all_tasks.classes) if other == name] for name in self.classes]
+        self.eval()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the log probabilities; of several versions of a class, the most probable one counts."""
+        scores = self.all_tasks(images).class_scores
+        if len(self.classes) == scores.shape[1]:
+            return scores
+        best = [scores[:, versions].amax(dim=1) for versions in self._versions]
+        return torch.stack(best, dim=1).log_softmax(dim=1)
+
+
+def join_class_scores(task_scores: Tensor, of_classes: Sequence[Tensor]) -> Tensor:
+    """Return the log probabilities (N, classes) of the classes of all tasks.
+
+    The best class of a task is as probable as the task, and the others less by as much as they are within the task.
+    """
+    within = [scores - scores.amax(dim=1, keepdim=True) for scores in of_classes]
+    joined = [task_scores[:, task, None] + scores for task, scores in enumerate(within)]
+    return torch.cat(joined, dim=1).log_softmax(dim=1)
