@@ -19,6 +19,7 @@ PURPOSE = {
     "methods": "other methods",
     "export": "ONNX, state dicts",
     "evaluation": "accuracy, metrics",
+    "sklearn": "scikit-learn's interface",
     "learner": "Algorithms 1 and 2: start here",
     "pruning": "which connections stay",
     "selection": "which task",

@@ -1,0 +1,3 @@
+"""scikit-learn's interface: `from cps.sklearn import ContinualClassifier`."""
+
+from cps.sklearn.classifier import ContinualClassifier as ContinualClassifier
