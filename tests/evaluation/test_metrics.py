@@ -42,10 +42,15 @@ def test_a_matrix_may_be_given_as_lists_which_may_end_at_the_diagonal(rows):
     assert cps.metrics.Metrics.of(rows) == cps.metrics.Metrics.of(ACCURACY)
 
 
-@pytest.mark.parametrize("rows", [[], [[90], [80]], [[90, 80]], [90, 80]], ids=str)
-def test_a_matrix_without_a_row_and_a_column_for_each_task_raises(rows):
-    with pytest.raises(ValueError, match="one row and one column for each task"):
+@pytest.mark.parametrize("rows", [[], [[90], [80]], [90, 80]], ids=str)
+def test_a_matrix_without_a_column_for_each_row_raises(rows):
+    with pytest.raises(ValueError, match="with a column for each task in the row after it"):
         average_accuracy(rows)
+
+
+def test_joint_training_has_one_row_for_all_tasks():
+    assert average_accuracy([[90, 80, 70]]) == 80
+    assert backward_transfer([[90, 80, 70]]) == 0
 
 
 def test_bwt_of_a_single_task_is_zero():

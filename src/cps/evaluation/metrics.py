@@ -53,10 +53,9 @@ def history(accuracy: ArrayLike, weights: ArrayLike | None = None) -> list[float
 def as_matrix(accuracy: ArrayLike) -> Matrix:
     """Return an accuracy matrix, which may be given as nested lists; rows may end at the diagonal."""
     rows = [np.asarray(row, dtype=float) for row in accuracy]  # pyright: ignore[reportGeneralTypeIssues]
-    tasks = len(rows)
-    if not tasks or any(row.ndim != 1 or not after < len(row) <= tasks for after, row in enumerate(rows)):
-        raise ValueError("accuracy must be a matrix [after, on] with one row and one column for each task")
-    matrix = np.full((tasks, tasks), np.nan)
+    if not rows or any(row.ndim != 1 or len(row) <= after for after, row in enumerate(rows)):
+        raise ValueError("accuracy must be a matrix [after, on], with a column for each task in the row after it")
+    matrix = np.full((len(rows), max(map(len, rows))), np.nan)
     for after, row in enumerate(rows):
         matrix[after, : len(row)] = row
     return matrix
