@@ -26,6 +26,7 @@ from .data.rotations import RotationScheme as RotationScheme, Rotations as Rotat
 from .data.tasks import Scenario as Scenario, Task as Task, split_by_class as split_by_class
 from .evaluation import metrics as metrics
 from .evaluation.evaluator import evaluate as evaluate
+from .evaluation.tracker import Tracker as Tracker
 from .evaluation.metrics import Evaluation as Evaluation, Metrics as Metrics
 from .export.tasks import Export as Export, export_all as export_all, export_task as export_task
 from .learner import Learner as Learner
@@ -84,7 +85,7 @@ from .training.losses import (
     CrossEntropy as CrossEntropy,
     SmoothedCrossEntropy as SmoothedCrossEntropy,
 )
-from .training.progress import Progress as Progress
+from .training.progress import Progress as Progress, show as show
 from .training.settings import (
     Adam as Adam,
     AdamW as AdamW,

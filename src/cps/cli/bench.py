@@ -22,6 +22,7 @@ from cps.cli.arguments import (
 from cps.cli.terminal import NestedProgress, console, explain_interrupt, sanitize, warn
 
 if TYPE_CHECKING:
+    from cps.evaluation.tracker import Tracker
     from cps.experiments.recipes import Recipe
     from cps.experiments.results import Results
     from cps.experiments.run import RunProgress
@@ -42,6 +43,7 @@ def bench(
     ] = None,
     flips: Annotated[bool, typer.Option(help="Also evaluate with mirror images.")] = False,
     bounds: Annotated[bool, typer.Option(help="Also run finetuning, joint training and a closed form.")] = True,
+    log: Annotated[str | None, typer.Option(help="Also log losses and accuracies: csv, tensorboard or wandb.")] = None,
     devices: Annotated[int, typer.Option(min=1, help="Number of processes per machine, one for each device.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     accelerator: Accelerator = "auto",
@@ -59,6 +61,7 @@ def bench(
         _list_recipes() if recipe is None else _print_recipe(find_recipe(recipe))
         return
     from cps.data.class_orders import parse_order
+    from cps.evaluation.tracker import open_tracker
     from cps.experiments.run import Run
     from cps.runtime.devices import make_fabric
 
@@ -68,6 +71,7 @@ def bench(
     folder = out or Path("runs") / recipe
     fabric = make_fabric(accelerator=accelerator, devices=devices, precision=precision, nodes=nodes)
     saved = folder / "model.cps", folder / "checkpoint.safetensors"
+    tracker = None if log is None or not fabric.is_global_zero else open_tracker(log, folder, recipe)
     with (
         explain_interrupt(lambda: any(file.exists() for file in saved)),
         NestedProgress(console, "epochs in total", quiet=not fabric.is_global_zero) as progress,
@@ -84,9 +88,11 @@ def bench(
             weights=weights,
             bounds=bounds,
             flips=flips,
-            on_progress=lambda at: _show(progress, at),
+            on_progress=lambda at: _show(progress, at, tracker),
         )
         results = run.start()
+    if tracker is not None:
+        tracker.log_evaluation(results)
     if fabric.is_global_zero:
         _print_results(results)
         console.print(f"\nWrote [bold]{sanitize(folder)}[/bold]: report.html, results.json and model.cps")
@@ -131,8 +137,10 @@ def _print_recipe(recipe: "Recipe") -> None:
     console.print(table)
 
 
-def _show(progress: NestedProgress, at: "RunProgress") -> None:
-    """Show the state of a run."""
+def _show(progress: NestedProgress, at: "RunProgress", tracker: "Tracker | None") -> None:
+    """Show the state of a run, and log the loss."""
+    if tracker is not None and at.loss is not None:
+        tracker.log_loss(at.phase, at.loss, at.done)
     note = "" if at.loss is None else f"loss {at.loss:.4f}"
     task = f"task {at.task + 1} of {at.tasks}"
     progress.update(task, at.done, at.total, at.phase, at.epoch, at.epochs, note)

@@ -36,3 +36,9 @@ class Progress:
     def phase_name(self) -> str:
         """The name of this phase: "training" or "retraining, round 1 of 3"."""
         return "training" if self.phase == 0 else f"retraining, round {self.phase} of {len(self.lengths) - 1}"
+
+
+def show(progress: Progress) -> None:
+    """Print one line about an epoch: a callback for `on_epoch`."""
+    epoch = f"epoch {progress.epoch} of {progress.epochs}"
+    print(f"task {progress.task}, {progress.phase_name}: {epoch}, loss {progress.loss:.4f}", flush=True)
