@@ -76,11 +76,11 @@ def open_tracker(kind: str, folder: Path, name: str) -> Tracker:
         raise ValueError(f"unknown kind of log '{kind}'; choose from: {', '.join(KINDS)}")
     try:
         if kind == "csv":
-            from lightning_fabric.loggers import CSVLogger
+            from lightning_fabric.loggers.csv_logs import CSVLogger
 
             return Tracker(CSVLogger(folder, name="log", flush_logs_every_n_steps=1))
         if kind == "tensorboard":
-            from lightning_fabric.loggers import TensorBoardLogger
+            from lightning_fabric.loggers.tensorboard import TensorBoardLogger
 
             return Tracker(TensorBoardLogger(folder, name="tensorboard"))
         import wandb  # pyright: ignore[reportMissingImports]

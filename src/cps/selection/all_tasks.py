@@ -40,7 +40,7 @@ class AllTasksModule(nn.Module):
     statistics of some task.
     """
 
-    def __init__(self, network: SharedNetwork, selector: Selector):
+    def __init__(self, network: SharedNetwork, selector: Selector | GraphSelector):
         super().__init__()
         if not network.subnetworks:
             raise RuntimeError("nothing has been learned yet; call learn(task) first")

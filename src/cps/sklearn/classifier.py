@@ -58,19 +58,20 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
         self.settings = settings
         self.random_state = random_state
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Learn all classes of `y` as one task, with a new learner."""
         for name in [name for name in vars(self) if name.endswith("_") and not name.startswith("__")]:
             delattr(self, name)
         return self.partial_fit(X, y)
 
-    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: ArrayLike | None = None) -> Self:
         """Learn the classes of `y` that are new as a task; images of known classes are added to sums (`Learner.add`).
 
         `classes`, which must contain all labels of `y`, is only checked: cps needs no list of the classes to come.
         """
         is_first = not hasattr(self, "learner_")
-        X, y = validate_data(self, X, y, reset=is_first, allow_nd=True, dtype=None)  # pyright: ignore
+        checked: Any = validate_data(self, X, y, reset=is_first, allow_nd=True, dtype=None)
+        samples, y = checked
         check_classification_targets(y)
         labels = column_or_1d(y, warn=True)
         if classes is not None:
@@ -78,22 +79,22 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
             if len(unknown):
                 raise ValueError(f"classes must contain all labels of y, but {unknown[0]!r} is missing")
         if is_first:
-            learner = self._new_learner(X.shape)
-            self._learn(learner, X, labels)
+            learner = self._new_learner(samples.shape)
+            self._learn(learner, samples, labels)
             self.learner_, self.classes_ = learner, unique_labels(labels)
         else:
-            self._learn(self.learner_, X, labels)
+            self._learn(self.learner_, samples, labels)
             self.classes_ = unique_labels(self.classes_, labels)
         return self
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
+    def predict(self, X: Any) -> NDArray[Any]:
         """Return the class of each sample."""
         check_is_fitted(self)
         prediction = self.learner_.predict(self._checked(X))
         places = self._places()
         return self.classes_[[places[name] for name in prediction]]
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Return the probability of each of `classes_`, shape (N, classes)."""
         check_is_fitted(self)
         prediction = self.learner_.predict(self._checked(X))
@@ -119,10 +120,11 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):
                 backbone = _default_backbone(shape)
         return Learner(backbone, seed=self.random_state, **training, **(self.settings or {}))
 
-    def _checked(self, X: ArrayLike) -> NDArray[Any]:
-        return _as_pixels(validate_data(self, X, reset=False, allow_nd=True, dtype=None))  # pyright: ignore
+    def _checked(self, X: Any) -> NDArray[Any]:
+        samples: Any = validate_data(self, X, reset=False, allow_nd=True, dtype=None)
+        return _as_pixels(samples)
 
-    def _places(self) -> dict[ClassName, int]:
+    def _places(self) -> dict[ClassName | None, int]:
         """Return the index in `classes_` of each of the learner's class names."""
         return {_name(label): index for index, label in enumerate(self.classes_.tolist())}
 
