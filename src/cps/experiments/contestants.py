@@ -28,6 +28,7 @@ from cps.methods.regularization.ewc import EWC
 from cps.methods.regularization.lwf import LwF
 from cps.methods.regularization.lwm import LwM
 from cps.methods.regularization.mas import MAS
+from cps.methods.regularization.r_ewc import REWC
 from cps.methods.regularization.rwalk import RWalk
 from cps.methods.regularization.synaptic_intelligence import SynapticIntelligence
 from cps.methods.replay.bic import BiC
@@ -255,6 +256,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "der": single_head(DER),
     "foster": single_head(FOSTER, phases=("first", "compress")),
     "ewc": single_head(EWC),
+    "r-ewc": single_head(REWC),
     "si": single_head(SynapticIntelligence),
     "mas": single_head(MAS),
     "rwalk": single_head(RWalk),

@@ -39,10 +39,13 @@ def sample_gradients(model: Classifier, pixels: Tensor, labels: Tensor, function
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
-def exact_fisher(model: Classifier, batches: Iterable[Tensor], first: int = 0) -> Tensor:
+def exact_fisher(
+    model: Classifier, batches: Iterable[Tensor], first: int = 0, rotate: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Return the diagonal of the Fisher information: the mean over images of E_y (d log p(y|x) / d theta)^2.
 
-    The expectation is exact, over the softmax of the logits from the class `first` on.
+    The expectation is exact, over the softmax of the logits from the class `first` on. `rotate` turns gradients (N,
+    parameters) into other coordinates.
     """
 
     def of_batch(pixels: Tensor) -> Tensor:
@@ -51,7 +54,7 @@ def exact_fisher(model: Classifier, batches: Iterable[Tensor], first: int = 0) -
         total = torch.zeros(())
         for label in range(first, first + probabilities.shape[1]):
             labels = torch.full((len(pixels),), label, device=pixels.device)
-            squares = _squared_gradients(model, pixels, labels, first)
+            squares = _squared_gradients(model, pixels, labels, first, rotate)
             total = total.to(squares) + probabilities[:, label - first] @ squares
         return total
 
@@ -87,13 +90,20 @@ def image_batches(
         yield prepare(batch.to(device))
 
 
-def _squared_gradients(model: Classifier, pixels: Tensor, labels: Tensor, first: int) -> Tensor:
+def _squared_gradients(
+    model: Classifier,
+    pixels: Tensor,
+    labels: Tensor,
+    first: int,
+    rotate: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Return (d log p(y|x) / d theta)^2 for each image x and its label y, shape (N, parameters)."""
 
     def log_probability(logits: Tensor, label: Tensor) -> Tensor:
         return logits[first:].log_softmax(dim=0).gather(0, label[None] - first)[0]
 
-    return sample_gradients(model, pixels, labels, log_probability).square()
+    gradients = sample_gradients(model, pixels, labels, log_probability)
+    return (gradients if rotate is None else rotate(gradients)).square()
 
 
 def _mean_over_images(of_batch: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
