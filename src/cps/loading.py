@@ -111,7 +111,7 @@ def _check_selector_statistics(learner: Learner, selector: Selector, path: str |
             rejection_score(learner.network, evidence, selected.tasks, selector)
             score = class_scorer(selector, evidence, statistics)
             for task, subnetwork in enumerate(learner.network.subnetworks):
-                classes = score(task, groups.cpu()).shape[1]
+                classes = score(task).shape[1]
                 if classes != len(subnetwork.classes):
                     raise ValueError(f"task {task} has {len(subnetwork.classes)} classes, but statistics of {classes}")
     except torch.OutOfMemoryError:

@@ -21,6 +21,27 @@ def test_iterating_over_evidence_computes_all_missing_outputs_once_and_together(
     assert calls == [[3], [0, 1, 2]]
 
 
+def test_logits_of_pairs_are_rows_of_each_tasks_logits_and_end_in_minus_infinity():
+    logits = [torch.randn(6, classes) for classes in (3, 2, 3)]
+    ran = []
+
+    def run_some(images):
+        ran.append({task: rows.tolist() for task, rows in images.items()})
+        return {task: cps.Outputs(logits[task][rows], logits[task][rows]) for task, rows in images.items()}
+
+    evidence = cps.Evidence(lambda tasks: [], 3, None, run_some, 6)
+    needed = torch.zeros(6, 3, dtype=torch.bool)
+    needed[[1, 4], 0] = needed[[2, 5], 1] = True
+    evidence.compute_some(needed)
+    assert ran == [{0: [1, 4], 1: [2, 5]}]
+    images, tasks = torch.tensor([5, 1, 4, 2, 0]), torch.tensor([1, 0, 0, 1, 2])
+    pairs = evidence.logits_of(images, tasks)
+    assert ran[1:] == [{2: [0]}]  # the only pair that had not run
+    for row, image, task in zip(pairs, images, tasks, strict=True):
+        assert torch.equal(row[: logits[task].shape[1]], logits[task][image])
+        assert (row[logits[task].shape[1] :] == -torch.inf).all()
+
+
 def test_evidence_can_be_sliced(learned):
     evidence = learned.evidence(make_task(0).test[0])
     assert torch.equal(evidence[:1][0].logits, evidence[0].logits)

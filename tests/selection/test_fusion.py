@@ -200,6 +200,26 @@ def test_images_in_several_batches_run_only_the_needed_rows(learner, monkeypatch
     )
 
 
+@pytest.mark.parametrize("weight", [0.0, 0.25])
+def test_scores_of_pairs_are_those_of_all_images(make_learner, weight):
+    learner = make_learner(selectors=(replace(FUSION, class_weight=weight, task_weight=0.5),))
+    for first, classes in ((0, 3), (10, 2), (20, 3)):
+        learner.learn(make_task(first, classes=classes))
+    images, tasks = torch.tensor([0, 3, 3, 7, 9]), torch.tensor([0, 1, 2, 1, 0])
+    for selector in (learner.config.selectors[0], learner.config.selectors[0].shared):
+        evidence, statistics = learner.evidence(IMAGES), learner.network.statistics("Fusion")
+        if selector.name == "SharedSpace":
+            statistics = [{name.removeprefix("shared "): kept[name] for name in kept} for kept in statistics]
+        precomputed = selector.precompute(statistics)
+        pairs = selector.score_pairs(evidence, precomputed, images, tasks).cpu()
+        runs = sum(len(evidence.ran(task)) for task in range(3))
+        assert runs == (len(images) if weight and selector.name == "Fusion" else 0)
+        for row, image, task in zip(pairs, images, tasks.tolist(), strict=True):
+            expected = selector.score_classes(evidence, precomputed, task)[image].cpu()
+            torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-3, atol=1e-3)
+            assert (row[len(expected) :] == -torch.inf).all()
+
+
 def test_learners_that_are_gone_leave_nothing_in_the_cache(make_learner):
     gc.collect()
     before = len(PRECOMPUTED)

@@ -181,8 +181,7 @@ def _label_encoder(task: Task, subnetwork: Subnetwork) -> LabelEncoder:
 def _class_il(learner: Learner, selector: Selector, test: EvaluationOutputs, group_size: int, seed: int) -> Metrics:
     statistics = learner.network.statistics(selector.name)
     found = {after: test.found(selector, statistics, group_size, seed, after) for after in range(test.num_tasks)}
-    score, every = class_scorer(selector, test.evidence(), statistics), torch.arange(len(test.task))
-    in_top5 = test.is_among_top5(lambda task: score(task, every))
+    in_top5 = test.is_among_top5(class_scorer(selector, test.evidence(), statistics))
     if in_top5 is not None:
         in_top5 = in_top5 & found[test.num_tasks - 1].task
     return Metrics.of(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cps.closed_form.spaces import Space
@@ -78,27 +79,42 @@ class Evidence(Sequence[Outputs]):
         """Run each subnetwork for the images that need it: those marked in `needed`, a bool tensor (N, tasks)."""
         needed = needed.cpu()
         self.compute(needed.all(dim=0).nonzero()[:, 0].tolist())
-        tasks = needed.any(dim=0).nonzero()[:, 0].tolist()
-        self._run_missing({task: needed[:, task].nonzero()[:, 0] for task in tasks})
+        tasks, images = needed.T.nonzero().unbind(dim=1)
+        self._run_missing(split_by_task(images, tasks))
 
     def some(self, task: int, images: Tensor) -> Outputs:
         """Return the outputs of a subnetwork for some of the images, given as indices."""
-        images = images.cpu()
-        if task in self._some and torch.equal(self._some[task][0], images):  # all that it has run for, in order
-            return self._some[task][1]
-        self._run_missing({task: images})
-        if task in self._known:
-            return Outputs(*(part[images.to(part.device)] for part in self._known[task]))
-        known, outputs = self._some[task]
-        rows = torch.searchsorted(known, images)
+        outputs, rows = self._find(task, images.cpu())
         return Outputs(*(part[rows.to(part.device)] for part in outputs))
 
+    def logits_of(self, images: Tensor, tasks: Tensor) -> Tensor:
+        """Return the logits (n, most classes) of pairs of an image and a task, given as indices.
+
+        The rows of a task with fewer classes than others end in minus infinity.
+        """
+        images, tasks = images.cpu(), tasks.cpu()
+        order = tasks.argsort(stable=True)
+        parts = []
+        for task, own in split_by_task(images[order], tasks[order]).items():
+            outputs, rows = self._find(task, own)
+            parts.append(outputs.logits[rows.to(outputs.logits.device)])
+        return pad_rows(parts)[order.argsort().to(parts[0].device)]
+
+    def _find(self, task: int, images: Tensor) -> tuple[Outputs, Tensor]:
+        """Return outputs of a subnetwork, and their rows that belong to the images; run it where it has not run."""
+        if task in self._some:
+            known, outputs = self._some[task]
+            rows = torch.searchsorted(known, images).clamp(max=len(known) - 1)
+            if torch.equal(known[rows], images):
+                return outputs, rows
+        self._run_missing({task: images.unique()})
+        return (self._known[task], images) if task in self._known else self._find(task, images)
+
     def _run_missing(self, images: Mapping[int, Tensor]) -> None:
-        """Run each subnetwork for those of the images that it has not run for yet, and keep them in order."""
-        missing = {task: indices.unique() for task, indices in images.items() if task not in self._known}
-        for task, (known, _) in self._some.items():
-            if task in missing:
-                missing[task] = missing[task][~torch.isin(missing[task], known)]
+        """Run each subnetwork for those of the images, in order, that it has not run for yet; keep them in order."""
+        missing = {task: indices for task, indices in images.items() if task not in self._known}
+        for task in missing.keys() & self._some.keys():
+            missing[task] = missing[task][~torch.isin(missing[task], self._some[task][0])]
         missing = {task: indices for task, indices in missing.items() if len(indices)}
         if self._forward_some is None:
             self.compute(list(missing))
@@ -161,6 +177,27 @@ class Evidence(Sequence[Outputs]):
 def pair_outputs(parts: Sequence[Tensor]) -> list[Outputs]:
     """Return [features, logits, features, logits, ...] of several subnetworks as a list of outputs."""
     return [Outputs(*both) for both in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def split_by_task(values: Tensor, tasks: Tensor) -> dict[int, Tensor]:
+    """Return the values (n, ...) of each task, given the task of each value in ascending order."""
+    numbers, counts = tasks.unique_consecutive(return_counts=True)
+    return dict(zip(numbers.tolist(), values.split(counts.tolist()), strict=True))
+
+
+def join_tasks(values: Mapping[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the values (n,) of all tasks in turn, and the task of each."""
+    parts = [torch.empty(0, dtype=torch.long), *values.values()]
+    counts = torch.tensor([len(part) for part in values.values()], dtype=torch.long)
+    return torch.cat(parts), torch.tensor([*values], dtype=torch.long).repeat_interleave(counts)
+
+
+def pad_rows(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate matrices (n, columns), those with fewer columns than others padded with minus infinity."""
+    columns = {part.shape[1] for part in parts}
+    if len(columns) > 1:
+        parts = [F.pad(part, (0, max(columns) - part.shape[1]), value=-torch.inf) for part in parts]
+    return torch.cat([*parts])
 
 
 def concatenate(parts: Sequence[Outputs]) -> Outputs:

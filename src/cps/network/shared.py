@@ -35,7 +35,7 @@ from cps.network.masks import (
     union,
     union_of,
 )
-from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs
+from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs, join_tasks, split_by_task
 from cps.network.partition import (
     Parts,
     as_channels_last,
@@ -580,7 +580,6 @@ class SharedNetwork:
 
         `features` is that of `outputs`.
         """
-        first = 0
         features = features or cache(partial(self.features, batches))
         with self.in_use():
             frozen = self._frozen_outputs(images, features)
@@ -590,13 +589,14 @@ class SharedNetwork:
             }
             others = {task: indices for task, indices in images.items() if task not in frozen}
             found: dict[int, list[Outputs]] = {task: [] for task in others}
+            first, (rows, tasks) = 0, join_tasks(others)
             for batch in batches:
-                own = {
-                    task: batch[indices[(indices >= first) & (indices < first + len(batch))] - first]
-                    for task, indices in others.items()
-                }
-                parts = {task: self.pixels(part) for task, part in own.items() if len(part)}
-                for task, outputs in self._outputs_of_parts(parts).items():
+                here = (rows >= first) & (rows < first + len(batch))
+                if not here.any():
+                    first += len(batch)
+                    continue
+                pixels = as_channels_last(self.pixels(batch[rows[here] - first]))
+                for task, outputs in self._outputs_of_parts(split_by_task(pixels, tasks[here])).items():
                     found[task].append(outputs)
                 first += len(batch)
             own = {

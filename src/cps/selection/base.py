@@ -73,12 +73,19 @@ class GraphSelector(Protocol):
 class ClassSelector(GraphSelector, Protocol):
     """A selector with an opinion on the class, too: the class is chosen by its scores instead of the logits."""
 
-    def score_classes(
-        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
-    ) -> Tensor:
-        """Return log probabilities (n, classes), up to a constant, of the classes of a task.
+    def score_classes(self, evidence: Evidence, precomputed: Sequence[Statistics], task: int) -> Tensor:
+        """Return log probabilities (N, classes) of the classes of a task, up to a constant, for single images.
 
-        They are about single images: all of them, or those with the indices `images`, in order.
+        An exported graph must be able to hold its operations.
+        """
+        ...
+
+    def score_pairs(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], images: Tensor, tasks: Tensor
+    ) -> Tensor:
+        """Return the same (n, most classes) for pairs of an image and a task, given as indices.
+
+        The rows of a task with fewer classes than others end in minus infinity.
         """
         ...
 

@@ -140,7 +140,7 @@ class Fusion(NumericSettings):
 
     def needed(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor | None:
         """Return the most probable tasks of each image, a bool tensor (N, tasks), or None if all are needed."""
-        if not any(self.weights(statistics)):
+        if not precompute_once(self, statistics, evidence)[0]["weights"].any():
             return torch.zeros(len(groups), len(evidence), dtype=torch.bool)
         if self._uses_cascade(statistics) or self.certainty == 1:
             return None
@@ -152,11 +152,10 @@ class Fusion(NumericSettings):
         shared = self.shared.score_images(evidence, _split(precompute_once(self, statistics, evidence))[0])
         sizes = torch.bincount(groups).sqrt()[:, None]  # the errors of the images of a group are correlated
         probabilities = (mean_by_group(shared, groups) * sizes).softmax(dim=1)
-        sorted_down, tasks = probabilities.sort(dim=1, descending=True)
-        before = sorted_down.cumsum(dim=1) - sorted_down  # the probability of all more probable tasks
-        is_needed = before < self.certainty
-        is_needed[:, self.most_subnetworks :] = False
-        return torch.zeros_like(is_needed).scatter_(1, tasks, is_needed)[groups]
+        largest, tasks = probabilities.topk(min(self.most_subnetworks, len(statistics)), dim=1)
+        before = largest.cumsum(dim=1) - largest  # the probability of all more probable tasks
+        needed = torch.zeros_like(probabilities, dtype=torch.bool)
+        return needed.scatter_(1, tasks, before < self.certainty)[groups]
 
     def __call__(self, evidence: Evidence, statistics: Sequence[Statistics], groups: Tensor) -> Tensor:
         """Return the score of each task, averaged over each group."""
@@ -166,9 +165,9 @@ class Fusion(NumericSettings):
             return mean_by_group(self.score_images(evidence, precomputed), groups)
         shared, _ = _split(precomputed)
         scores = self.shared.score_images(evidence, shared) + NOT_RUN  # a copy: the evidence remembers the scores
-        for task in needed.any(dim=0).nonzero()[:, 0].tolist():
-            images = needed[:, task].nonzero()[:, 0]
-            scores[images, task] = self.score_classes(evidence, precomputed, task, images).amax(dim=1)
+        images, tasks = needed.nonzero(as_tuple=True)
+        if len(images):
+            scores[images, tasks] = self.score_pairs(evidence, precomputed, images, tasks).amax(dim=1)
         return mean_by_group(scores, groups)
 
     def precompute(self, statistics: Sequence[Statistics]) -> list[Statistics]:
@@ -208,15 +207,22 @@ class Fusion(NumericSettings):
             return scores
         return scores + precomputed[0]["weights"][0] * self.cascade.score_images(evidence, cascade)
 
-    def score_classes(
-        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
+    def score_classes(self, evidence: Evidence, precomputed: Sequence[Statistics], task: int) -> Tensor:
+        """Return the log probabilities (N, classes) of the classes of a task, up to a constant."""
+        shared, own = self.shared.score_classes(evidence, _split(precomputed)[0], task), evidence[task].logits
+        if shared.shape[1] != own.shape[1]:
+            raise ValueError(f"task {task} has {own.shape[1]} classes, but statistics of {shared.shape[1]}")
+        return shared + precomputed[0]["weights"][1] * own.log_softmax(dim=1)
+
+    def score_pairs(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], images: Tensor, tasks: Tensor
     ) -> Tensor:
-        """Return the log probabilities (n, classes) of the classes of a task, up to a constant."""
-        shared = self.shared.score_classes(evidence, _split(precomputed)[0], task, images)
-        own = evidence[task] if images is None else evidence.some(task, images)
-        if shared.shape[1] != own.logits.shape[1]:
-            raise ValueError(f"task {task} has {own.logits.shape[1]} classes, but statistics of {shared.shape[1]}")
-        return shared + precomputed[0]["weights"][1] * own.logits.log_softmax(dim=1)
+        """Return the same (n, most classes) for pairs of an image and a task; rows may end in minus infinity."""
+        shared = self.shared.score_pairs(evidence, _split(precomputed)[0], images, tasks)
+        weight = float(precomputed[0]["weights"][1])
+        if not weight:  # minus infinity times zero is NaN, and no subnetwork needs to run
+            return shared
+        return shared + weight * evidence.logits_of(images, tasks).log_softmax(dim=1)
 
     def score_classes_without_subnetwork(
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor

@@ -121,25 +121,22 @@ def choose_classes(
     selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], tasks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the probability and the index of the best class within the task of each image, on the CPU."""
-    tasks, score = tasks.cpu(), class_scorer(selector, evidence, statistics)
-    confidence, outputs = torch.zeros(len(tasks), dtype=torch.float32), torch.zeros(len(tasks), dtype=torch.long)
-    for task in tasks.unique().tolist():
-        images = (tasks == task).nonzero()[:, 0]
-        confidence[images], outputs[images] = best_class(score(task, images).cpu())
-    return confidence, outputs
+    images = torch.arange(len(tasks))
+    if isinstance(selector, ClassSelector):
+        precomputed = precompute_once(selector, statistics, evidence)
+        return best_class(selector.score_pairs(evidence, precomputed, images, tasks).cpu())
+    return best_class(evidence.logits_of(images, tasks).cpu())
 
 
-def class_scorer(
-    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics]
-) -> Callable[[int, Tensor], Tensor]:
-    """Return a function from a task and indices of images to scores (n, classes) of the task's classes.
+def class_scorer(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics]) -> Callable[[int], Tensor]:
+    """Return a function from a task to scores (N, classes) of its classes for all images.
 
     They are the selector's scores if it has an opinion on classes, else the subnetwork's logits.
     """
     if isinstance(selector, ClassSelector):
         precomputed = precompute_once(selector, statistics, evidence)
-        return lambda task, images: selector.score_classes(evidence, precomputed, task, images)
-    return lambda task, images: evidence.some(task, images).logits
+        return lambda task: selector.score_classes(evidence, precomputed, task)
+    return lambda task: evidence[task].logits
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ from hashlib import sha256
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from cps.closed_form.calibration import (
     SHRINKAGES,
@@ -175,26 +176,26 @@ class SharedSpace(NumericSettings):
             "offsets": scores.offsets / temperature,
         }
         precomputed: list[Statistics] = [{"classes": classes} for classes in indices]
+        precomputed[0]["classes by task"] = pad_sequence([*indices], batch_first=True, padding_value=-1)
         precomputed[0] |= {name: value.float().to(device) for name, value in common.items()}
         return precomputed
 
     def score_images(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
         """Return the log probability of each task for each image, shape (N, tasks)."""
+        return self._scores(evidence, precomputed)[1]
 
-        def compute() -> Tensor:
-            classes, sizes = self._log_probabilities(evidence, precomputed), [len(k["classes"]) for k in precomputed]
-            if len(set(sizes)) == 1:
-                return classes.unflatten(1, (len(sizes), sizes[0])).logsumexp(dim=2)
-            return torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+    def score_classes(self, evidence: Evidence, precomputed: Sequence[Statistics], task: int) -> Tensor:
+        """Return the log probabilities (N, classes) of the classes of a task; those of all tasks sum to one."""
+        classes, _, total = self._scores(evidence, precomputed)
+        return classes[:, precomputed[task]["classes"]] - total
 
-        return evidence.derived((self, "tasks", id(precomputed[0]["weights"])), compute)
-
-    def score_classes(
-        self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor | None = None
+    def score_pairs(
+        self, evidence: Evidence, precomputed: Sequence[Statistics], images: Tensor, tasks: Tensor
     ) -> Tensor:
-        """Return the log probabilities (n, classes) of the classes of a task; those of all tasks sum to one."""
-        every, classes = self._log_probabilities(evidence, precomputed), precomputed[task]["classes"]
-        return every[:, classes] if images is None else every[images.to(every.device)[:, None], classes]
+        """Return the same (n, most classes) for pairs of an image and a task; rows may end in minus infinity."""
+        (classes, _, total), table = self._scores(evidence, precomputed), precomputed[0]["classes by task"]
+        images, columns = images.to(classes.device), table[tasks.to(table.device)]  # (n,), (n, most classes)
+        return (classes[images[:, None], columns.clamp(min=0)] - total[images]).masked_fill(columns < 0, -torch.inf)
 
     def score_classes_without_subnetwork(
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
@@ -241,12 +242,25 @@ class SharedSpace(NumericSettings):
         best = int(losses.amin(dim=1).argmin())
         return self._candidates[best], best_temperature(losses[best])
 
-    def _log_probabilities(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
-        """Return the log probabilities (N, classes) of the classes of all tasks."""
+    def _scores(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log likelihoods of all classes (N, classes), log probabilities of the tasks (N, tasks), and totals.
+
+        The log probability of a class is its log likelihood less the total (N, 1) of the image.
+        """
         common = precomputed[0]
         scores = LinearScores(common["centre"], common["weights"], common["offsets"])
-        key = self, id(common["weights"])
-        return evidence.derived(key, lambda: scores(evidence.features(self.space)).log_softmax(dim=1))
+
+        def compute() -> tuple[Tensor, Tensor, Tensor]:
+            classes, table = scores(evidence.features(self.space)), common["classes by task"]
+            if table.numel() == classes.shape[1]:  # equally many of each task
+                tasks = classes.unflatten(1, table.shape).logsumexp(dim=2)
+            else:
+                sizes = [len(kept["classes"]) for kept in precomputed]
+                tasks = torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+            total = tasks.logsumexp(dim=1, keepdim=True)
+            return classes, tasks - total, total
+
+        return evidence.derived((self, id(common["weights"])), compute)
 
 
 @dataclass(frozen=True)
