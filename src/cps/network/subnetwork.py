@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -63,10 +64,10 @@ class Subnetwork:
         """Whether its scores depend on the features of the backbone as it came."""
         return self.is_frozen or bool(self.pretrained_head)
 
-    @property
-    def views(self) -> list[View]:
+    @cached_property
+    def views(self) -> tuple[View, ...]:
         """The views of an image that predictions average over."""
-        return make_views(self.num_rotations, self.flips)
+        return tuple(make_views(self.num_rotations, self.flips))
 
     def view_features(self, pixels: Tensor, network: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the network's features (views, N, d) for every view of the pixels, computed in one pass."""
@@ -74,13 +75,13 @@ class Subnetwork:
         features = network(views[0] if len(views) == 1 else torch.cat(views))
         return features.float().unflatten(0, (len(views), len(pixels)))
 
-    def outputs(self, features: Tensor) -> Outputs:
+    def outputs(self, features: Tensor, head: Mapping[str, Tensor] | None = None) -> Outputs:
         """Return features and logits, averaged over all views, from features (views, N, d).
 
-        The logits lack those of the pretrained head, which `with_pretrained` adds.
+        The logits lack those of the pretrained head, which `with_pretrained` adds. `head` replaces the own one.
         """
         features = root_normalize(features) if self.pretrained_head else features
-        return Outputs(average_views(features), class_logits(features, self.views, **self.head))
+        return Outputs(average_views(features), class_logits(features, self.views, **(head or self.head)))
 
     def with_pretrained(self, outputs: Outputs, features: Callable[[], Tensor]) -> Outputs:
         """Return outputs whose logits include those of the pretrained head, if there is one.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cps.network.compact.extraction import extract_compact
 from cps.network.compact.parallel_inference import ParallelInference, convert_for_device, run_each
+from cps.network.compact.stacked_inference import StackedInference
 from cps.network.outputs import Outputs, concatenate
 from cps.network.partition import as_channels_last
 from cps.network.subnetwork import Subnetwork
@@ -41,6 +42,7 @@ class CompactCache:
         self._networks: dict[int, nn.Module | None] = {}
         self._logged: set[str] = set()
         self._parallel: dict[tuple[int, ...], ParallelInference] = {}
+        self._stacked = StackedInference(sample)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parallel": {}}  # a CUDA graph cannot be copied
@@ -90,8 +92,11 @@ class CompactCache:
     def outputs_for(self, pixels: Mapping[int, Tensor], subnetworks: Mapping[int, Subnetwork]) -> dict[int, Outputs]:
         """Return the outputs of tasks with worthwhile compact networks, each for pixels of its own."""
         branches = {task: self._branch(task, each) for task, each in subnetworks.items()}
-        jobs = [(branch, len(branch.subnetwork.views), pixels[task]) for task, branch in branches.items()]
-        return dict(zip(branches, run_each(jobs), strict=True))
+        with self._precision():
+            found = self._stacked.outputs(branches, pixels)
+        others = {task: branch for task, branch in branches.items() if task not in found}
+        jobs = [(branch, len(branch.subnetwork.views), pixels[task]) for task, branch in others.items()]
+        return found | dict(zip(others, run_each(jobs), strict=True))
 
     def _parallel_inference(self, subnetworks: Mapping[int, Subnetwork], num_views: int) -> ParallelInference:
         """Return the parallel inference of tasks with equally many views; the most recently used ones are kept."""
@@ -111,6 +116,7 @@ class CompactCache:
         """Remove everything; compact networks are created again on next use."""
         self._networks.clear()
         self._parallel.clear()
+        self._stacked = StackedInference(self._sample)
 
     def release_images(self) -> None:
         """Remove captured CUDA graphs, which hold the pixels of the last batch."""
