@@ -89,6 +89,43 @@ def test_distances_without_the_image_itself_are_like_those_of_new_images():
     assert 0.05 < share < 0.15
 
 
+def without(image, features, labels, classes, *, in_covariance):
+    """Return class means and the covariance after leaving out an image, whose number still divides the covariance."""
+    rest = torch.arange(len(labels)) != image
+    means = moments_of(features[rest], labels[rest], classes).means
+    every = moments_of(features, labels, classes)
+    if not in_covariance:
+        return means, every.covariance
+    deviations = features[rest] - means[labels[rest]]
+    return means, deviations.T @ deviations / len(labels)
+
+
+@pytest.mark.parametrize("in_covariance", [True, False])
+@pytest.mark.parametrize("counts", [[9, 6, 5], [2, 3], [40, 30, 20, 2]])
+@pytest.mark.parametrize("dims", [5, 60])  # fewer features than images, and more
+def test_distances_without_the_image_itself_are_those_of_a_new_fit(counts, dims, in_covariance):
+    features, labels = draw(counts)
+    more = torch.randn(len(features), dims - 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    features = torch.cat([features, more], dim=1)
+    moments, lda = moments_of(features, labels, len(counts)), LDA(0.2)
+    found = leave_one_out_distances(features, labels, moments, lda, in_covariance=in_covariance)
+    ridge = lda.shrunk(moments.covariance) - 0.8 * moments.covariance  # keeps its factor
+    with_itself = RelativeDistance.of(lda.fit(moments), moments.counts, moments.means)(features)
+    assert (with_itself - found).mean() > 0.01  # the negative control
+    for image in range(len(labels)):
+        means, covariance = without(image, features, labels, len(counts), in_covariance=in_covariance)
+        expected = direct(features[image : image + 1], means, 0.8 * covariance + ridge)[0]
+        torch.testing.assert_close(found[image], expected, rtol=1e-8, atol=1e-8)
+
+
+def test_an_empty_class_does_not_change_distances_without_the_image_itself():
+    features, labels = draw([6, 5, 4])
+    skipped = labels + (labels > 0).long()  # class 1 has no image
+    with_empty = leave_one_out_distances(features, skipped, moments_of(features, skipped, 4), LDA())
+    expected = leave_one_out_distances(features, labels, moments_of(features, labels, 3), LDA())
+    torch.testing.assert_close(with_empty, expected)
+
+
 def test_the_only_image_of_a_class_has_no_finite_distance():
     features, labels = draw([1, 8, 8])
     distances = leave_one_out_distances(features, labels, moments_of(features, labels, 3), LDA())

@@ -167,6 +167,23 @@ def test_a_first_task_of_one_class_is_rejected_by_its_logit(make_learner):
     assert len(learner.predict(make_task(0).test[0], reject=0.1).classes) == 12
 
 
+def test_few_images_reject_an_unseen_colour(make_learner):
+    draws = torch.Generator().manual_seed(2)
+    colours = torch.rand(3, 3, 1, 1, generator=draws)
+
+    def draw(colour, images):
+        return (colours[colour] + 0.1 * torch.randn(images, 3, 8, 8, generator=draws)).clamp(0, 1)
+
+    learner = make_learner(Architecture("small", 3), selectors=(cps.Fusion(), cps.MaxOutput()))
+    images = torch.cat([draw(0, 16), draw(1, 16)])
+    learner.learn(cps.Task(["one", "other"], train=(images, [0] * 16 + [1] * 16)))
+    known, unknown = torch.cat([draw(0, 40), draw(1, 40)]), draw(2, 40)
+    assert learner.predict(unknown, reject=0.05).classes.count(None) == 40
+    assert learner.predict(known, reject=0.05).classes.count(None) < 12
+    by_logit = learner.predict(unknown, selector=cps.MaxOutput(), reject=0.05).classes
+    assert by_logit.count(None) < 10  # the negative control
+
+
 def test_with_too_many_classes_the_logit_decides(fused, monkeypatch):
     selector, plain = fused.config.selectors
     evidence, tasks = fused.evidence(make_task(30, test=60).test[0]), torch.zeros(60, dtype=torch.long)

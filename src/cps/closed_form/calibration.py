@@ -57,17 +57,17 @@ def leave_one_out_scores(
     """
     factor = torch.linalg.cholesky(classifier.shrunk(moments.covariance))
     centre = mean_of_classes(moments.counts, moments.means)
-    centres = _whiten(moments.means - centre, factor)
+    centres = whiten(moments.means - centre, factor)
     counts = moments.counts
     removed = (1 - classifier.shrinkage) / moments.images if in_covariance else 0.0
     parts = []
     for rows, own in zip(features.split(ROWS), labels.to(centres.device).split(ROWS), strict=True):
-        distances = _distances_without_self(_whiten(as_float64(rows) - centre, factor), own, centres, counts, removed)
+        distances = _distances_without_self(whiten(as_float64(rows) - centre, factor), own, centres, counts, removed)
         parts.append(-distances.masked_fill(counts == 0, torch.inf) / 2)
     return torch.cat(parts)
 
 
-def _whiten(rows: Tensor, factor: Tensor) -> Tensor:
+def whiten(rows: Tensor, factor: Tensor) -> Tensor:
     """Return rows (N, d) in coordinates in which the covariance, given by its Cholesky factor, is the identity."""
     return torch.linalg.solve_triangular(factor, rows.T, upper=False).T
 

@@ -9,11 +9,13 @@ to both distances and cancels.
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from cps.closed_form.calibration import leave_one_out_scores
-from cps.closed_form.classifiers import LDA, LinearScores
+from cps.closed_form.calibration import leave_one_out_scores, whiten
+from cps.closed_form.classifiers import LDA, LinearScores, mean_of_classes
 from cps.closed_form.sums import Moments
+from cps.runtime.devices import as_float64
 
 
 class RelativeDistance(NamedTuple):
@@ -54,15 +56,49 @@ def leave_one_out_distances(
 ) -> Tensor:
     """Return the relative distance (N,) of images that `moments` contains, each without itself.
 
-    It is not finite for an image that is the only one of its class. The arguments are those of `leave_one_out_scores`.
-    An image stays in the centre and in the covariance B of the class means. So with fewer images than features the
-    distances are lower than those of a new fit without the image, and a threshold from them rejects fewer images.
+    It is minus infinity for an image that is the only one of its class. The arguments are those of
+    `leave_one_out_scores`, and so is what is meant by "without itself".
     """
-    distance = RelativeDistance.of(classifier.fit(moments), moments.counts, moments.means)
-    # The centre as one more class, since all scores are compared with its own.
-    counts = torch.cat([moments.counts, moments.counts.new_ones(1)])
-    means = torch.cat([moments.means, distance.scores.centre[None]])
-    with_centre = Moments(counts, means, moments.covariance, moments.images)
-    scores = leave_one_out_scores(features, labels, with_centre, classifier, in_covariance=in_covariance)
-    relative = scores[:, :-1] - scores[:, -1:]
-    return distance.of_scores(relative[:, moments.counts > 0])
+    scores = leave_one_out_scores(features, labels, moments, classifier, in_covariance=in_covariance)
+    has_images = moments.counts > 0
+    centre = mean_of_classes(moments.counts, moments.means)
+    factor = torch.linalg.cholesky(classifier.shrunk(moments.covariance))
+    means = whiten(moments.means[has_images] - centre, factor)
+    images = whiten(as_float64(features) - centre, factor)
+    labels = labels.to(has_images.device)
+    counts = moments.counts[labels]
+    removed = (1 - classifier.shrinkage) / moments.images if in_covariance else 0.0
+    to_all = _distances_to_all(images, has_images.cumsum(0)[labels] - 1, means, counts, removed)
+    return (to_all + 2 * scores.amax(dim=1)).masked_fill(counts < 2, -torch.inf)
+
+
+def _distances_to_all(images: Tensor, labels: Tensor, means: Tensor, counts: Tensor, removed: float) -> Tensor:
+    """Return the squared distance (N,) of each image, without itself, to all images together.
+
+    `images` (N, d) and `means` (classes, d) are whitened and have the centre at 0. `counts` (N,) is the number of
+    images of each one's class, and `removed` the weight with which its product with itself is in the covariance.
+
+    Without an image, the mean of its class moves along the image's deviation from it, the centre by a part of that, and
+    the inverse covariance grows along it. So the system of the classes in the formula of Woodbury changes by a matrix
+    of rank two, which the formula takes in again.
+    """
+    classes, count = len(means), counts[:, None].to(images)
+    own = images - means[labels]  # (N, d)
+    step = -1 / (count - 1).clamp(min=1)  # of the mean of the class, in deviations
+    seen = images - step / classes * own  # from the centre without the image
+    norm = own.pow(2).sum(dim=1, keepdim=True)
+    share = removed * count / (count - 1).clamp(min=1)
+    gain = share / (1 - share * norm).clamp(min=1e-9)  # of the inverse covariance along the deviation
+    moved = F.one_hot(labels, classes).to(images) - 1 / classes  # (N, classes): how the means move, relative to the centre
+    along, ahead = own @ means.T, (own * seen).sum(dim=1, keepdim=True)
+    products = seen @ means.T + ahead * (step * moved + gain * (along + step * norm * moved))  # with the moved means
+    mixed = step * (1 + gain * norm)  # the entries of the change of rank two
+    change = torch.stack([torch.cat([step * norm * mixed, mixed], 1), torch.cat([mixed, gain], 1)], 1)  # (N, 2, 2)
+    system = torch.linalg.inv(means @ means.T + classes * torch.eye(classes).to(means))
+    directions = torch.stack([moved, along], dim=1)  # (N, 2, classes)
+    solved = directions @ system
+    inner = solved @ directions.transpose(1, 2)  # (N, 2, 2)
+    seen_along = (solved @ products[:, :, None]).squeeze(2)  # (N, 2)
+    correction = torch.linalg.solve(torch.eye(2).to(inner) + change @ inner, change @ seen_along[:, :, None]).squeeze(2)
+    within = seen.pow(2).sum(dim=1) + (gain * ahead.pow(2))[:, 0]
+    return within - ((products @ system) * products).sum(dim=1) + (seen_along * correction).sum(dim=1)
