@@ -24,7 +24,6 @@ from cps.selection.groups import mean_by_group
 from cps.selection.shared_space import SharedSpace
 from cps.storage.settings_codec import NumericSettings, setting
 
-NOT_RUN = -100.0  # added to the log probability of tasks whose subnetwork did not run
 WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # to choose from on held-out images
 DEFAULT_WEIGHT = 0.25  # without enough of them
 CHOOSING_TASKS = 20  # tasks whose held-out images choose
@@ -43,7 +42,8 @@ class Fusion(NumericSettings):
 
     The cascade needs the outputs of all subnetworks, and its statistics grow with every task, so with more than
     `cascade_tasks` tasks it is left out. Then only the most probable tasks run their subnetworks: as many as it takes
-    for a probability of `certainty` in the shared space, and at most `most_subnetworks`.
+    for a probability of `certainty` in the shared space, and at most `most_subnetworks`. To the others all classes of
+    their task are equally probable.
     """
 
     shared: SharedSpace = field(default=SharedSpace())
@@ -164,7 +164,8 @@ class Fusion(NumericSettings):
         if needed is None:
             return mean_by_group(self.score_images(evidence, precomputed), groups)
         shared, _ = _split(precomputed)
-        scores = self.shared.score_images(evidence, shared) + NOT_RUN  # a copy: the evidence remembers the scores
+        number = (shared[0]["classes by task"] >= 0).sum(dim=1)  # of classes; a subnetwork that did not run says nothing
+        scores = self.shared.score_best_classes(evidence, shared) - precomputed[0]["weights"][1] * number.log()
         images, tasks = needed.nonzero(as_tuple=True)
         if len(images):
             scores[images, tasks] = self.score_pairs(evidence, precomputed, images, tasks).amax(dim=1)

@@ -4,7 +4,7 @@ The features of a subnetwork know its own task best. A space that was there befo
 tasks alike, and linear discriminant analysis in it needs nothing but sums: counts, class means and one covariance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -184,6 +184,11 @@ class SharedSpace(NumericSettings):
         """Return the log probability of each task for each image, shape (N, tasks)."""
         return self._scores(evidence, precomputed)[1]
 
+    def score_best_classes(self, evidence: Evidence, precomputed: Sequence[Statistics]) -> Tensor:
+        """Return the log probability of the best class of each task, shape (N, tasks)."""
+        classes, _, total = self._scores(evidence, precomputed)
+        return _reduce_tasks(torch.amax, classes, precomputed) - total
+
     def score_classes(self, evidence: Evidence, precomputed: Sequence[Statistics], task: int) -> Tensor:
         """Return the log probabilities (N, classes) of the classes of a task; those of all tasks sum to one."""
         classes, _, total = self._scores(evidence, precomputed)
@@ -251,16 +256,23 @@ class SharedSpace(NumericSettings):
         scores = LinearScores(common["centre"], common["weights"], common["offsets"])
 
         def compute() -> tuple[Tensor, Tensor, Tensor]:
-            classes, table = scores(evidence.features(self.space)), common["classes by task"]
-            if table.numel() == classes.shape[1]:  # equally many of each task
-                tasks = classes.unflatten(1, table.shape).logsumexp(dim=2)
-            else:
-                sizes = [len(kept["classes"]) for kept in precomputed]
-                tasks = torch.stack([part.logsumexp(dim=1) for part in classes.split(sizes, dim=1)], dim=1)
+            classes = scores(evidence.features(self.space))
+            tasks = _reduce_tasks(torch.logsumexp, classes, precomputed)
             total = tasks.logsumexp(dim=1, keepdim=True)
             return classes, tasks - total, total
 
         return evidence.derived((self, id(common["weights"])), compute)
+
+
+def _reduce_tasks(
+    reduce: Callable[[Tensor, int], Tensor], classes: Tensor, precomputed: Sequence[Statistics]
+) -> Tensor:
+    """Return (N, tasks) from values of all classes (N, classes): those of each task's own classes, reduced."""
+    of_tasks = precomputed[0]["classes by task"].shape
+    if of_tasks.numel() == classes.shape[1]:  # equally many of each task
+        return reduce(classes.unflatten(1, of_tasks), 2)
+    sizes = [len(kept["classes"]) for kept in precomputed]
+    return torch.stack([reduce(part, 1) for part in classes.split(sizes, dim=1)], dim=1)
 
 
 @dataclass(frozen=True)
