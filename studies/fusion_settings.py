@@ -25,14 +25,15 @@ from cps.experiments.aggregate import format_mean
 from cps.experiments.recipes import RECIPES, Recipe
 from cps.runtime.environment import describe_device, versions
 from cps.selection.base import precompute_once
-from cps.selection.fusion import DEFAULT_WEIGHT
+from cps.selection.fusion import DEFAULT_WEIGHTS
 from studies.measurement import is_class_found, percent
 from studies.published import describe_machine, markdown, read_json, write_compact
 
 TASK_WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
 CLASS_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 LIKELY = ((0.5, 2), (0.8, 3), (0.9, 4), (0.95, 8))  # certainty, most subnetworks
-SHOWN_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+EQUAL_WEIGHTS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # of task and class, in the table
+FIXED_WEIGHT = 0.25  # of task and class, with which the test images of every run are measured, too
 ALWAYS = 10**9  # tasks up to which the cascade is used
 
 
@@ -98,7 +99,7 @@ def measure(
     chosen = replace(fusion, task_weight=task_weight, class_weight=class_weight)
     results["test"] = {
         f"Fusion {best}": _accuracy(learner, chosen, images),
-        "Fusion": _accuracy(learner, replace(fusion, task_weight=DEFAULT_WEIGHT, class_weight=DEFAULT_WEIGHT), images),
+        "Fusion": _accuracy(learner, replace(fusion, task_weight=FIXED_WEIGHT, class_weight=FIXED_WEIGHT), images),
         "Fusion, weights by log loss": _accuracy(learner, fusion, images),
         "weights by log loss": list(fusion.weights(learner.network.statistics("Fusion"))),
         "closed form": _accuracy(learner, fusion.shared, images),
@@ -135,10 +136,11 @@ def settings_table() -> str:
     """Return the table of accuracy on held-out images by the weights of the fusion."""
     groups = _groups()
     rows = []
-    for weight in SHOWN_WEIGHTS:
-        key = f"{weight:g} {weight:g}"
+    pairs = {f"{weight:g}": f"{weight:g} {weight:g}" for weight in EQUAL_WEIGHTS}
+    pairs["{:g}, {:g} (default)".format(*DEFAULT_WEIGHTS)] = "{:g} {:g}".format(*DEFAULT_WEIGHTS)
+    for label, key in pairs.items():
         cells = [_mean(run["held out"][key] for run in same if key in run["held out"]) for same in groups.values()]
-        rows.append([f"{weight:g}" + (" (default)" if weight == DEFAULT_WEIGHT else ""), *cells])
+        rows.append([label, *cells])
     best = [best_weights([run["held out"] for run in same]) for same in groups.values()]
     rows.append(["best pair", *(f"{accuracy:.1f} ({pair.replace(' ', ', ')})" for pair, accuracy in best)])
     for certainty, most in LIKELY:
@@ -149,7 +151,7 @@ def settings_table() -> str:
     rows.append(["runs", *(str(len(same)) for same in groups.values())])
     note = (
         "Accuracy on single held-out images in % with equal weights of task and class, then with the best pair (task, "
-        "class) of all. Without the cascade, the weights are the default ones; in brackets the mean number of "
+        "class) of all. Without the cascade, the class weight is 0.25; in brackets the mean number of "
         f"subnetworks that ran for an image. CIFAR-100 with `RandomPatches(800)`. {_machines()}."
     )
     return markdown(["weights", *groups], rows, note)
@@ -164,13 +166,13 @@ def results_table() -> str:
         fusion = [test.get(f"Fusion {weights}", test["Fusion"]) for test in found]
         names = ("closed form", "Cascade", "MaxOutput", "task known")
         cells = [format_mean([test[name] for test in found]) for name in names]
-        is_default = any(f"Fusion {weights}" not in test for test in found)
-        chosen = f"{DEFAULT_WEIGHT:g}, {DEFAULT_WEIGHT:g}" if is_default else weights.replace(" ", ", ")
+        is_fixed = any(f"Fusion {weights}" not in test for test in found)
+        chosen = f"{FIXED_WEIGHT:g}, {FIXED_WEIGHT:g}" if is_fixed else weights.replace(" ", ", ")
         rows.append([label, chosen, format_mean(fusion), *cells, str(len(same))])
     head = ["data", "weights", "Fusion", "closed form", "Cascade", "MaxOutput", "task known", "orders"]
     note = (
         "Accuracy on single test images in %. All was learned on nine tenths of the training images; the others chose "
-        "the weights, except where they are the default ones. CIFAR-100: shared space and closed form are "
+        "the weights, except where both are 0.25. CIFAR-100: shared space and closed form are "
         f"`RandomPatches(800)` with mirror images. {_machines()}."
     )
     return markdown(head, rows, note)
@@ -181,6 +183,17 @@ def best_weights(runs: Sequence[Mapping[str, float]]) -> tuple[str, float]:
     means = {pair: sum(run[pair] for run in runs) / len(runs) for pair in set.intersection(*map(set, runs))}
     best = max(sorted(means), key=lambda pair: means[pair])
     return best, means[best]
+
+
+def safest_weights() -> tuple[float, ...]:
+    """Return the pair of weights with the best mean accuracy among those that are nowhere below the shared space."""
+    gains: dict[str, list[float]] = {}
+    for same in _groups().values():
+        for pair in set.intersection(*(set(run["held out"]) for run in same)):
+            gain = sum(run["held out"][pair] - run["held out"]["0 0"] for run in same) / len(same)
+            gains.setdefault(pair, []).append(gain)
+    safe = [pair for pair, of_groups in gains.items() if len(of_groups) == len(_groups()) and min(of_groups) > -1e-9]
+    return tuple(map(float, max(sorted(safe), key=lambda pair: sum(gains[pair])).split()))
 
 
 def _groups() -> dict[str, list[dict[str, Any]]]:

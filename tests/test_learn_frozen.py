@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import cps
+from cps.selection.fusion import DEFAULT_WEIGHTS
 from samples import ROUNDING, conv_net, make_task
 
 FUSION = cps.Fusion(cps.SharedSpace(cps.Pretrained()), cps.Cascade(size=8))
@@ -89,7 +90,7 @@ def test_later_tasks_change_no_earlier_one_with_or_without_training(fabric):
 def test_trained_tasks_among_frozen_ones_are_learned(mixed):
     assert [each.is_frozen for each in mixed.network.subnetworks] == [True, False, True]
     assert right(mixed.predict(IMAGES)) > 0.8
-    assert FUSION.weights(mixed.network.statistics("Fusion")) == (0.25, 0.25)
+    assert FUSION.weights(mixed.network.statistics("Fusion")) == DEFAULT_WEIGHTS
     assert any(not torch.equal(mixed.network.pretrained[n], weight) for n, weight in mixed.network.weights.items())
 
 

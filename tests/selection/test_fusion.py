@@ -6,11 +6,12 @@ from itertools import product
 
 import pytest
 import torch
+from studies.fusion_settings import safest_weights
 
 import cps
 from cps.runtime.process_state import PRECOMPUTED
 from cps.selection.base import precompute_once
-from cps.selection.fusion import DEFAULT_WEIGHT, WEIGHTS
+from cps.selection.fusion import DEFAULT_WEIGHTS, WEIGHTS
 from cps.selection.predict import predict, run_needed
 from samples import ROUNDING, conv_net, make_task
 
@@ -56,8 +57,8 @@ def test_the_score_of_a_task_is_that_of_its_most_probable_class(learner):
     in_space = precompute_once(FUSION.shared, shared)
     by_task = FUSION.cascade(evidence, cascade, torch.arange(len(IMAGES), device=scores.device))
     for task, outputs in enumerate(evidence):
-        classes = FUSION.shared.score_classes(evidence, in_space, task) + 0.25 * outputs.logits.log_softmax(dim=1)
-        torch.testing.assert_close(scores[:, task], classes.amax(dim=1) + 0.25 * by_task[:, task])
+        classes = FUSION.shared.score_classes(evidence, in_space, task) + DEFAULT_WEIGHTS[1] * outputs.logits.log_softmax(dim=1)
+        torch.testing.assert_close(scores[:, task], classes.amax(dim=1) + DEFAULT_WEIGHTS[0] * by_task[:, task])
 
 
 def test_the_shared_space_corrects_the_class_that_a_subnetwork_confuses(learner):
@@ -275,7 +276,7 @@ def test_the_weights_have_the_smallest_log_loss_on_held_out_images(choosing):
     best = divmod(int(losses.argmin()), len(WEIGHTS))
     statistics = choosing.network.statistics("Fusion")
     assert WEAK.weights(statistics) == (WEIGHTS[best[0]], WEIGHTS[best[1]])
-    assert WEAK.weights(statistics) != (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+    assert WEAK.weights(statistics) != DEFAULT_WEIGHTS
     kept = torch.stack([each["held out log losses"] for each in statistics]).sum(dim=0).cpu()
     torch.testing.assert_close(kept, losses.flatten(), **(ROUNDING or {"rtol": 1e-4, "atol": 1e-3}))
 
@@ -294,9 +295,13 @@ def test_subnetworks_that_are_wrong_about_held_out_images_get_no_weight(choosing
 
 
 def test_without_enough_held_out_images_the_weights_are_the_default_ones(choosing, learner):
-    assert FUSION.weights(learner.network.statistics("Fusion")) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+    assert FUSION.weights(learner.network.statistics("Fusion")) == DEFAULT_WEIGHTS
     two = choosing.network.statistics("Fusion")[:2]  # 80 images
-    assert WEAK.weights(two) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)
+    assert WEAK.weights(two) == DEFAULT_WEIGHTS
+
+
+def test_the_default_weights_are_the_best_that_are_nowhere_worse_than_the_shared_space():
+    assert safest_weights() == DEFAULT_WEIGHTS
 
 
 def test_given_weights_are_not_replaced(choosing):
@@ -314,7 +319,7 @@ def test_chosen_weights_survive_a_file_and_are_forgotten_with_their_task(choosin
     loaded.forget(1)
     left = loaded.network.statistics("Fusion")
     assert ["held out images" in kept for kept in left] == [True, True]
-    assert WEAK.weights(left) == (DEFAULT_WEIGHT, DEFAULT_WEIGHT)  # 80 images are left
+    assert WEAK.weights(left) == DEFAULT_WEIGHTS  # 80 images are left
 
 
 def test_beyond_the_cascades_tasks_held_out_images_choose_the_class_weight_alone(choosing):

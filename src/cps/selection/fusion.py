@@ -25,7 +25,7 @@ from cps.selection.shared_space import SharedSpace
 from cps.storage.settings_codec import NumericSettings, setting
 
 WEIGHTS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # to choose from on held-out images
-DEFAULT_WEIGHT = 0.25  # without enough of them
+DEFAULT_WEIGHTS = 0.1, 0.25  # without enough of them: in no run worse than the shared space alone
 CHOOSING_TASKS = 20  # tasks whose held-out images choose
 ENOUGH_HELD_OUT = 100  # images of all tasks together
 
@@ -38,7 +38,7 @@ class Fusion(NumericSettings):
     The log probability of a class is that in the shared space, plus `task_weight` times the log probability of its task
     by the cascade, plus `class_weight` times that of the class within its task by the subnetwork. The same sum names
     the class. Weights that are None are those of `WEIGHTS` with the smallest log loss on the held-out images of the
-    tasks, or `DEFAULT_WEIGHT` if fewer than `ENOUGH_HELD_OUT` were held out. Weights of 0 leave the shared space alone.
+    tasks, or `DEFAULT_WEIGHTS` if fewer than `ENOUGH_HELD_OUT` were held out. Weights of 0 leave the shared space alone.
 
     The cascade needs the outputs of all subnetworks, and its statistics grow with every task, so with more than
     `cascade_tasks` tasks it is left out. Then only the most probable tasks run their subnetworks: as many as it takes
@@ -191,7 +191,8 @@ class Fusion(NumericSettings):
         if all(FROZEN in kept for kept in statistics):
             return 0.0, 0.0
         if not self._chooses_weights or images < ENOUGH_HELD_OUT:
-            return _or_default(self.task_weight), _or_default(self.class_weight)
+            task_weight, class_weight = DEFAULT_WEIGHTS
+            return _or(self.task_weight, task_weight), _or(self.class_weight, class_weight)
         tasks, classes = _candidates(self.task_weight), _candidates(self.class_weight)
         if any(kept[LOSSES].shape != (len(tasks) * len(classes),) for kept in known):
             raise ValueError("Fusion can only select with the weights, given or chosen, that it learned all tasks with")
@@ -254,8 +255,8 @@ def _candidates(weight: float | None) -> tuple[float, ...]:
     return WEIGHTS if weight is None else (weight,)
 
 
-def _or_default(weight: float | None) -> float:
-    return DEFAULT_WEIGHT if weight is None else weight
+def _or(weight: float | None, default: float) -> float:
+    return default if weight is None else weight
 
 
 class _Precomputed(list[Statistics]):
