@@ -202,11 +202,13 @@ def test_images_in_several_batches_run_only_the_needed_rows(learner, monkeypatch
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.25])
-def test_scores_of_pairs_are_those_of_all_images(make_learner, weight):
+@pytest.mark.parametrize("tasks", [[0, 1, 2, 1, 0], [1, 1, 1, 1, 1]], ids=["all tasks", "the smallest task"])
+def test_scores_of_pairs_are_those_of_all_images(make_learner, tasks, weight):
     learner = make_learner(selectors=(replace(FUSION, class_weight=weight, task_weight=0.5),))
     for first, classes in ((0, 3), (10, 2), (20, 3)):
         learner.learn(make_task(first, classes=classes))
-    images, tasks = torch.tensor([0, 3, 3, 7, 9]), torch.tensor([0, 1, 2, 1, 0])
+    images, tasks = torch.tensor([0, 3, 3, 7, 9]), torch.tensor(tasks)
+    assert learner.predict(IMAGES[:12], group_size=12).classes  # of one task
     for selector in (learner.config.selectors[0], learner.config.selectors[0].shared):
         evidence, statistics = learner.evidence(IMAGES), learner.network.statistics("Fusion")
         if selector.name == "SharedSpace":
@@ -214,7 +216,8 @@ def test_scores_of_pairs_are_those_of_all_images(make_learner, weight):
         precomputed = selector.precompute(statistics)
         pairs = selector.score_pairs(evidence, precomputed, images, tasks).cpu()
         runs = sum(len(evidence.ran(task)) for task in range(3))
-        assert runs == (len(images) if weight and selector.name == "Fusion" else 0)
+        distinct = len(set(zip(images.tolist(), tasks.tolist(), strict=True)))
+        assert runs == (distinct if weight and selector.name == "Fusion" else 0)
         for row, image, task in zip(pairs, images, tasks.tolist(), strict=True):
             expected = selector.score_classes(evidence, precomputed, task)[image].cpu()
             torch.testing.assert_close(row[: len(expected)], expected, rtol=1e-3, atol=1e-3)

@@ -199,7 +199,8 @@ class SharedSpace(NumericSettings):
     ) -> Tensor:
         """Return the same (n, most classes) for pairs of an image and a task; rows may end in minus infinity."""
         (classes, _, total), table = self._scores(evidence, precomputed), precomputed[0]["classes by task"]
-        images, columns = images.to(classes.device), table[tasks.to(table.device)]  # (n,), (n, most classes)
+        images, columns = images.to(classes.device), table[tasks.to(table.device)]  # (n,), (n, most of all tasks)
+        columns = columns[:, : int((columns >= 0).sum(dim=1).max())]
         return (classes[images[:, None], columns.clamp(min=0)] - total[images]).masked_fill(columns < 0, -torch.inf)
 
     def score_classes_without_subnetwork(
