@@ -19,7 +19,7 @@ import cps
 from cps.app.autoconfig import trunk_settings
 from cps.data.class_orders import class_order
 from cps.data.image_folder import FolderImages
-from cps.network.pretrained import load_pretrained
+from cps.network.pretrained import load_pretrained, preprocessing_of
 from cps.runtime.devices import has_fast_bfloat16
 from cps.runtime.environment import describe_device, versions
 from cps.selection.fusion import WEIGHTS
@@ -163,8 +163,12 @@ def _split(items: list[str], size: int) -> list[list[str]]:
 def run(options: argparse.Namespace) -> None:
     """Learn and measure, from where an earlier run of the same command stopped."""
     learner = new_learner(options)
-    size = load_size(learner)
-    train, test = (cps.read_folder(options.cub / part, size=size, cache=options.cache) for part in ("train", "test"))
+    assert learner.architecture is not None
+    expected = preprocessing_of(learner.architecture)
+    train, test = (
+        cps.read_folder(options.cub / part, size=expected.size, margin=expected.margin, cache=options.cache)
+        for part in ("train", "test")
+    )
     names = [str(name) for name in class_order(train.classes, options.order)]
     cuts = _split(names, len(names) // options.tasks)[: options.first or None]
     photos = [photos_of(classes, train, test, options.hold_out) for classes in cuts]
@@ -186,14 +190,6 @@ def run(options: argparse.Namespace) -> None:
             results["held out"] = measure(learner, photos, held_out=True)
         print(json.dumps(results["test"]))
         write_compact(options.out, results)
-
-
-def load_size(learner: cps.Learner) -> int:
-    """Return the image size of the learner's backbone."""
-    from cps.network.pretrained import preprocessing_of
-
-    assert learner.architecture is not None
-    return preprocessing_of(learner.architecture).size
 
 
 def describe(options: argparse.Namespace, learner: cps.Learner) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import torch
 import cps
 from cps.app.frozen_folder import FrozenFolder, read_features
 from cps.data.class_orders import class_order
+from cps.data.decode import ImageFormat
 from cps.data.examples import as_examples
 from cps.data.image_folder import list_images
 from cps.network.pretrained import installed_backbone, load_pretrained
@@ -171,7 +172,9 @@ def measure_orders(train: FrozenFolder, test: FrozenFolder) -> list[dict[str, An
 def features_of(folder: Path, classes: set[str] | None = None) -> FrozenFolder:
     """Return the features of all images of a folder, or of those of some classes."""
     files = [file for file in list_images(folder) if classes is None or file.parent.name in classes]
-    return read_features(learner_of_photos().network, folder, files, SIZE)
+    learner = learner_of_photos()
+    assert learner.architecture is not None
+    return read_features(learner.network, folder, files, ImageFormat(SIZE, learner.architecture.margin))
 
 
 def commands_table() -> str:

@@ -19,6 +19,7 @@ from cps.app.frozen_folder import read_features
 from cps.app.inspect import verify
 from cps.app.learn_folder import learn_folder, make_plan, read_images, similar_image_warnings
 from cps.closed_form.spaces import Pretrained
+from cps.data.decode import ImageFormat
 from cps.data.image_folder import read_folder
 from cps.export.tasks import export_all
 from samples import write_image_folder
@@ -153,7 +154,7 @@ def test_features_are_those_of_the_images_and_only_a_few_images_are_in_memory(ja
 
     expected = compute([read_folder(folder, size=16).images], Pretrained())
     monkeypatch.setattr(network, "features", record)
-    read = read_features(network, folder, scan_folder(folder).files, 16)
+    read = read_features(network, folder, scan_folder(folder).files, ImageFormat(16))
     torch.testing.assert_close(read.known, expected)
     assert max(most) == 4
     assert len(most) == 5
@@ -162,7 +163,7 @@ def test_features_are_those_of_the_images_and_only_a_few_images_are_in_memory(ja
 
 def test_learning_frozen_features_does_not_decode_all_images_again(january, model, tmp_path, monkeypatch):
     folder, decoded = write(tmp_path / "new", ["pin", "nut"], 3, images=40), []
-    monkeypatch.setattr(frozen_folder, "decode_image", _counting(frozen_folder.decode_image, decoded))
+    monkeypatch.setattr(ImageFormat, "decode", _counting(ImageFormat.decode, decoded))
     learn(folder, model)
     assert len(decoded) <= 80 + 3 * 17  # again for the checks of shape and range: a few images each time
 

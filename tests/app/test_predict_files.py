@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+import cps
 from cps.app import predict_files as module
-from cps.app.predict_files import find_images, group_by_folder, group_by_size, predict_files
+from cps.app.predict_files import find_images, group_by_folder, group_by_size, image_format_of, predict_files
+from cps.data.decode import ImageFormat
 from cps.data.image_folder import read_folder
 
 
@@ -89,8 +93,8 @@ def test_a_group_without_a_readable_image_gives_only_errors(learner, tmp_path):
 def test_only_two_batches_are_decoded_ahead(learner, images, monkeypatch):
     decoded = []
     monkeypatch.setattr(module, "BATCH", 2)
-    real = module.decode_image
-    monkeypatch.setattr(module, "decode_image", lambda path, size: decoded.append(path) or real(path, size))
+    real = ImageFormat.decode
+    monkeypatch.setattr(ImageFormat, "decode", lambda self, path: decoded.append(path) or real(self, path))
     predictions = predict_files(learner, group_by_size(find_images([images]), 1), workers=1)
     next(predictions)
     assert len(decoded) <= 4
@@ -103,3 +107,25 @@ def test_no_batch_exceeds_the_limit_except_for_one_large_group(monkeypatch):
     batches = list(module._batches(groups))
     assert [group for batch in batches for group in batch] == groups
     assert [[len(group) for group in batch] for batch in batches] == [[1, 3], [1], [9], [2, 2]]
+
+
+def test_files_are_cropped_as_the_pretrained_weights_expect(tmp_path):
+    """Images of noise, so that the model is not certain of them."""
+    draw, fabric = np.random.default_rng(0), cps.make_fabric(accelerator="cpu")
+    for index in range(12):
+        file = tmp_path / "noise" / "ab"[index % 2] / f"{index}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file)
+    for margin in (0.5, 0.0):
+        learner = cps.Learner(cps.Architecture("small", margin=margin), fabric=fabric)
+        read = read_folder(tmp_path / "noise", size=8, margin=margin)
+        learner.learn_frozen(cps.Task(read.classes, train=(read.images, read.labels)))
+        learner.save(tmp_path / "model.cps")
+        learner = cps.load(tmp_path / "model.cps", fabric=fabric)
+        assert image_format_of(learner) == ImageFormat(8, margin)
+        (found,) = predict_files(learner, [[file]])
+        same, other = (
+            float(learner.predict(cps.read_image(file, size=8, margin=each)[None]).confidence) for each in (margin, 0.9)
+        )
+        assert found.confidence == pytest.approx(same)
+        assert found.confidence != pytest.approx(other)

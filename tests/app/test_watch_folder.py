@@ -10,9 +10,8 @@ import torch
 import cps
 from cps.app import watch_folder as module
 from cps.app.list_files import file_states
-from cps.app.predict_files import Predictor, group_by_size, image_size, predict_files
+from cps.app.predict_files import Predictor, group_by_size, image_format_of, predict_files
 from cps.app.watch_folder import watch_folder
-from cps.data.decode import decode_image
 
 
 def test_new_images_are_predicted_when_they_are_complete(learner, images, inbox, monkeypatch):
@@ -88,7 +87,7 @@ def test_an_image_that_changes_while_it_is_predicted_is_predicted_again(learner,
     monkeypatch.setattr(module, "predict_files", replace_first)
     predictions = watch_folder(lambda: learner, inbox, interval=0.01)
     (inbox / "new.png").write_bytes(content["bolt"])
-    expected = learner.predict(torch.from_numpy(decode_image(images / "gear" / "0.png", image_size(learner)))[None])
+    expected = learner.predict(torch.from_numpy(image_format_of(learner).decode(images / "gear" / "0.png"))[None])
     assert next(predictions).label == expected.classes[0]
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import cps
 from commands import CPU, predict_json, run_cps
-from cps.app.predict_files import image_size
+from cps.app.predict_files import image_format_of
 
 COLUMNS = {"path", "class", "version", "task", "share", "confidence", "unknown", "error"}
 
@@ -103,7 +103,7 @@ def test_the_share_of_the_task_is_1_if_the_task_is_given(trained):
 def test_stream_predicts_images_in_order_and_excludes_groups(trained):
     box, model = trained[0] / "inbox", trained[0] / "parts.cps"
     learner = cps.load(model, fabric=cps.make_fabric(accelerator="cpu"))
-    found, size = predict_json(box, "--model", model, "--stream", "--reject", 0), image_size(learner)
+    found, size = predict_json(box, "--model", model, "--stream", "--reject", 0), image_format_of(learner).size
     expected = learner.stream().predict(torch.stack([cps.read_image(row["path"], size=size) for row in found]))
     assert [row["class"] for row in found] == expected.classes
     assert [row["share"] for row in found] == pytest.approx(expected.share.tolist(), abs=1e-4)

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits, load_sample_image
 from torch import nn
 
 import cps
-from cps.data.decode import decode_image
+from cps.data.decode import ImageFormat
 from cps.export.tasks import PREPARED, export_all, export_task
 
 pytestmark = pytest.mark.slow  # writing an ONNX graph takes about a second
@@ -64,6 +64,7 @@ def test_graphs_predict_learned_digits_as_the_learner_does(run_onnx, tmp_path):
     found, metadata = run_onnx(tmp_path / "all.onnx", pixels[new].float() / 255)
     assert json.loads(metadata["image"]) == {
         "shape": [3, 8, 8], "layout": "channels, height, width", "values": "floats from 0 to 1", "prepared": PREPARED,
+        "scaled": 8,
     }  # fmt: skip
     assert [json.loads(metadata["classes"])[index] for index in found["class"].tolist()] == expected.classes
     torch.testing.assert_close(found["confidence"], expected.confidence, rtol=1e-3, atol=1e-4)
@@ -85,9 +86,10 @@ def test_the_documented_image_preparation_gives_the_pixels_of_cps_predict(kind, 
     photo = photo.convert({"grey.png": "L", "palette.gif": "P"}.get(kind, photo.mode))
     photo.save(tmp_path / kind, exif=exif)
     for size in (32, 64):
-        seen = decode_image(tmp_path / kind, size)
-        assert np.array_equal(np.rint(names["prepare"](tmp_path / kind, size) * 255), seen)
-        assert seen.std() > 20
+        for scaled in (size, 2 * size):
+            seen = ImageFormat(size, scaled / size - 1).decode(tmp_path / kind)
+            assert np.array_equal(np.rint(names["prepare"](tmp_path / kind, size, scaled) * 255), seen)
+            assert seen.std() > 20
 
 
 def test_the_graph_of_one_task_returns_its_logits(learner, run_onnx, images, tmp_path):

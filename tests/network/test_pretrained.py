@@ -101,6 +101,14 @@ def test_a_damaged_package_is_refused(monkeypatch):
 def test_preprocessing_is_that_of_the_published_weights():
     assert preprocessing_of(cps.Architecture("torchvision:efficientnet_b1")).size == 240
     assert preprocessing_of(cps.Architecture("resnet18-large")).size == 224
+    margins = {
+        "torchvision:resnet18": 32 / 224,
+        "torchvision:efficientnet_b1": 15 / 240,
+        "efficientnet-lite0": 32 / 224,
+    }
+    for name, margin in margins.items():
+        assert preprocessing_of(cps.Architecture(name)).margin == pytest.approx(margin)
+    assert preprocessing_of(SMALL).margin == 0
     assert has_published_weights(cps.Architecture("torchvision:resnet18"))
     assert not has_published_weights(SMALL)
 

@@ -8,6 +8,7 @@ from PIL import Image
 from served import image_file, post_images
 
 from cps.data import decode
+from cps.data.decode import ImageFormat
 from cps.serve import uploads
 from cps.serve.middleware import Limits
 
@@ -41,4 +42,4 @@ def test_the_pixel_limit_of_the_decoder_holds_whatever_the_server_allows(monkeyp
     large = io.BytesIO()
     Image.new("L", (2000, 1500)).save(large, "PNG")
     with pytest.raises(decode.ImageError, match="has 2000 x 1500 pixels, more than 2 million: send a smaller image"):
-        uploads.decode_upload(uploads.Upload("large.png", large.getvalue()), 8, Limits(megapixels=100))
+        uploads.decode_upload(uploads.Upload("large.png", large.getvalue()), ImageFormat(8), Limits(megapixels=100))

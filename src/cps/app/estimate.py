@@ -15,7 +15,7 @@ from cps.app.frozen_folder import BATCH
 from cps.closed_form.spaces import Pretrained
 from cps.config import LearnerConfig
 from cps.data.batch_transform import BatchTransform
-from cps.data.decode import ImageError
+from cps.data.decode import ImageError, ImageFormat
 from cps.data.examples import TensorExamples
 from cps.data.image_folder import ImageFolder
 from cps.data.rotations import RotationScheme, make_views
@@ -40,16 +40,16 @@ class Estimate(NamedTuple):
     memory: int
 
 
-def estimate_frozen(learner: Learner, size: int, files: Sequence[Path]) -> Estimate:
+def estimate_frozen(learner: Learner, image_format: ImageFormat, files: Sequence[Path]) -> Estimate:
     """Decode a few of the files, compute their features and scale up the time. The learner does not change."""
     some = [files[index] for index in range(0, len(files), max(1, len(files) // TIMED_IMAGES))][:TIMED_IMAGES]
-    network = learner.network
+    network, (size, margin) = learner.network, image_format
     blank = torch.zeros(len(some), 3, size, size, dtype=torch.uint8)
     width = network.features([blank], Pretrained()).shape[1]  # the first pass of a process is slower
     start = time.monotonic()
     with suppress(ImageError):  # a damaged image is reported when all are decoded
-        images = ImageFolder(files[0].parent.parent, size=size, files=some, skip_damaged=True).read().images
-        network.features([images], Pretrained())
+        folder = ImageFolder(files[0].parent.parent, size=size, margin=margin, files=some, skip_damaged=True)
+        network.features([folder.read().images], Pretrained())
     seconds = (time.monotonic() - start) / len(some)
     weights = 4 * sum(parameter.numel() for parameter in network.backbone.parameters())
     pixels = 3 * size * size

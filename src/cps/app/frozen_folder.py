@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cps.closed_form.spaces import Pretrained, Space
-from cps.data.decode import ImageError, decode_image
+from cps.data.decode import ImageError, ImageFormat
 from cps.data.examples import ClassName
 from cps.data.image_folder import check_damage
 from cps.network.shared import SharedNetwork
@@ -34,7 +34,7 @@ class FrozenFolder(Dataset):
     """
 
     folder: Path
-    size: int
+    format: ImageFormat
     paths: list[str]
     labels: list[Any]
     known: Tensor
@@ -45,7 +45,7 @@ class FrozenFolder(Dataset):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ClassName]:
-        return torch.from_numpy(decode_image(self.folder / self.paths[index], self.size)), self.labels[index]
+        return torch.from_numpy(self.format.decode(self.folder / self.paths[index])), self.labels[index]
 
     @property
     def targets(self) -> list[ClassName]:
@@ -67,7 +67,7 @@ def read_features(
     network: SharedNetwork,
     folder: Path,
     files: Sequence[Path],
-    size: int,
+    image_format: ImageFormat,
     *,
     skip_damaged: bool = False,
     workers: int = 8,
@@ -76,7 +76,7 @@ def read_features(
     """Decode all files, a few at a time, and keep their features. Raise `ImageError` as `ImageFolder.read` does."""
     paths, skipped, found = [], [], []
     done, start = 0, time.monotonic()
-    for batch in _decoded(files, size, workers):
+    for batch in _decoded(files, image_format, workers):
         readable = [(path, image) for path, image in batch if not isinstance(image, str)]
         skipped += [image for _, image in batch if isinstance(image, str)]
         paths += [path for path, _ in readable]
@@ -90,15 +90,17 @@ def read_features(
     check_damage(folder, len(files), skipped, is_skipped=skip_damaged)
     names = [str(path.relative_to(folder)) for path in paths]
     labels, seconds = [path.parent.name for path in paths], time.monotonic() - start
-    return FrozenFolder(folder, size, names, labels, torch.cat(found), skipped, seconds)
+    return FrozenFolder(folder, image_format, names, labels, torch.cat(found), skipped, seconds)
 
 
-def _decoded(files: Sequence[Path], size: int, workers: int) -> Iterator[list[tuple[Path, np.ndarray | str]]]:
+def _decoded(
+    files: Sequence[Path], image_format: ImageFormat, workers: int
+) -> Iterator[list[tuple[Path, np.ndarray | str]]]:
     """Yield batches of files with their pixels, or why they cannot be read; the next batch is decoded meanwhile."""
 
     def decode(path: Path) -> np.ndarray | str:
         try:
-            return decode_image(path, size)
+            return image_format.decode(path)
         except ImageError as error:
             return str(error)
 

@@ -30,9 +30,9 @@ from cps.app.class_accuracy import counted, read_confusion
 from cps.app.estimate import affordable_epochs
 from cps.app.folder_scan import FolderScan, OnProgress
 from cps.app.frozen_folder import FrozenFolder, read_features
-from cps.app.predict_files import image_size
+from cps.app.predict_files import image_format_of
 from cps.app.similar_classes import find_similar_images, find_similar_names, typical_outputs
-from cps.data.decode import ImageError
+from cps.data.decode import ImageError, ImageFormat
 from cps.data.examples import ClassName, as_examples
 from cps.data.image_folder import FolderImages, ImageFolder
 from cps.data.rotations import Rotations, RotationScheme
@@ -71,7 +71,7 @@ class LearningPlan:
     model: Path
     learner: Learner
     scan: FolderScan
-    size: int
+    image_format: ImageFormat
     choices: tuple[Choice, ...]
     classes: Mapping[str, ClassName]
     known: frozenset[ClassName] = frozenset()
@@ -119,13 +119,14 @@ def make_plan(
     model = Path(model)
     if model.exists():
         learner = load(model, fabric=fabric)
-        size, warning = image_size(learner), ""
-        choices, is_frozen = apply_options(options, learner, size)
+        image_format, warning = image_format_of(learner), ""
+        choices, is_frozen = apply_options(options, learner, image_format.size)
     else:
         config = choose_config(scan, options, has_gpu=fabric.device.type == "cuda", installed=installed_backbone())
-        size, choices, is_frozen, warning = config.size, config.choices, config.is_frozen, config.warning
+        choices, is_frozen, warning = config.choices, config.is_frozen, config.warning
         learner = _new_learner(config, fabric, weights)
-    plan = LearningPlan(model, learner, scan, size, choices, {}, is_frozen=is_frozen, warning=warning)
+        image_format = ImageFormat(config.size, learner.architecture.margin if learner.architecture else 0.0)
+    plan = LearningPlan(model, learner, scan, image_format, choices, {}, is_frozen=is_frozen, warning=warning)
     new, learned_as = _new_images(scan, learner)
     if learned_as is not None:
         if _checkpoint_header(model, learner) is None:
@@ -146,7 +147,7 @@ def _within(plan: LearningPlan, minutes: float) -> LearningPlan:
         epochs = resumed.epochs
     else:
         images, classes = len(plan.scan.files), len(plan.classes)
-        epochs = affordable_epochs(learner, plan.size, images, classes, 60 * minutes)
+        epochs = affordable_epochs(learner, plan.image_format.size, images, classes, 60 * minutes)
     limited = limit_epochs(learner, epochs)
     return replace(plan, choices=tuple(limited if each.name == limited.name else each for each in plan.choices))
 
@@ -222,12 +223,17 @@ def read_images(plan: LearningPlan, *, skip_damaged: bool = False, on_progress: 
                 plan.learner.network,
                 scan.folder,
                 scan.files,
-                plan.size,
+                plan.image_format,
                 skip_damaged=skip_damaged,
                 on_progress=report,
             )
         return ImageFolder(
-            scan.folder, size=plan.size, files=scan.files, skip_damaged=skip_damaged, on_progress=report
+            scan.folder,
+            size=plan.image_format.size,
+            margin=plan.image_format.margin,
+            files=scan.files,
+            skip_damaged=skip_damaged,
+            on_progress=report,
         ).read()
     except ImageError as error:
         raise ImageError(f"{error}\nuse --skip-damaged to skip such images" if not skip_damaged else error) from None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cps.app.list_files import list_files, natural_order
-from cps.data.decode import ImageError, decode_image
+from cps.data.decode import ImageError, ImageFormat
 from cps.data.image_folder import SUFFIX_LIST, SUFFIXES
 from cps.data.images import square_size
 from cps.learner import Learner
@@ -117,24 +117,24 @@ def predict_files(
     learner: Learner, groups: Iterable[list[Path]], predictor: Predictor | None = None, *, workers: int = 8
 ) -> Iterator[FilePrediction]:
     """Yield a prediction for each file, in order. The files of a group are assumed to share a task."""
-    size, predictor = image_size(learner), predictor or Predictor()
+    image_format, predictor = image_format_of(learner), predictor or Predictor()
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[list[list[tuple[Path, Future]]]] = deque()
         for batch in _batches(groups):
-            waiting.append([[(path, pool.submit(decode_image, path, size)) for path in group] for group in batch])
+            waiting.append([[(path, pool.submit(image_format.decode, path)) for path in group] for group in batch])
             if len(waiting) == 2:
                 yield from _predict_batch(learner, predictor, waiting.popleft())
         while waiting:
             yield from _predict_batch(learner, predictor, waiting.popleft())
 
 
-def image_size(learner: Learner) -> int:
-    """Return the side in pixels of the model's images; raise `ValueError` unless they are colour squares."""
+def image_format_of(learner: Learner) -> ImageFormat:
+    """Return how files become images of a model; raise `ValueError` unless these are colour squares."""
     shape = learner.network.input_shape
     side = square_size(shape)
     if side is None:
         raise ValueError(f"image files need a model of images (3, n, n); this model was learned from images {shape}")
-    return side
+    return ImageFormat(side, 0.0 if learner.architecture is None else learner.architecture.margin)
 
 
 def _match(pattern: str) -> list[Path]:

@@ -340,9 +340,9 @@ def _print_plan(plan: "LearningPlan", precision: str, precision_reason: str) -> 
     images = sum(counts.values())
     known = sorted(str(name) for name in plan.known)
     if plan.is_frozen:
-        expected = estimate_frozen(plan.learner, plan.size, plan.scan.files)
+        expected = estimate_frozen(plan.learner, plan.image_format, plan.scan.files)
     else:
-        expected = estimate(plan.learner, plan.size, images, len(counts), plan.rotations)
+        expected = estimate(plan.learner, plan.image_format.size, images, len(counts), plan.rotations)
     one_class = "one class" if plan.is_frozen else "one class, learned in four rotations"
     classes = f"{len(counts)} classes" if len(counts) > 1 else one_class
     learned = sum(len(subnetwork.classes) for subnetwork in plan.learner.network.subnetworks)

@@ -121,7 +121,7 @@ def _write_arriving(
 
 
 def _open_model(model: Path, accelerator: str, load: "Load") -> "ReloadedFile[Learner]":
-    from cps.app.predict_files import image_size
+    from cps.app.predict_files import image_format_of
     from cps.runtime.devices import make_fabric
     from cps.selection.rejection import FEW_HELD_OUT
     from cps.storage.reload import ReloadedFile
@@ -133,7 +133,7 @@ def _open_model(model: Path, accelerator: str, load: "Load") -> "ReloadedFile[Le
         learner.network.mute(FEW_HELD_OUT)  # `cps learn` has printed it
         if not learner.network.subnetworks:
             raise ValueError(f"'{model}' has no tasks; learn one first with: cps learn FOLDER --model {model}")
-        image_size(learner)
+        image_format_of(learner)
         return learner
 
     return ReloadedFile(model, load_learner)

@@ -5,7 +5,7 @@ unreadable file raises `ImageError` with its name.
 """
 
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,28 @@ class ImageError(ValueError):
     """An image cannot be read; the message names the file."""
 
 
-def read_image(path: str | Path, *, size: int) -> Tensor:
+class ImageFormat(NamedTuple):
+    """How a file becomes an image of a model: a square of `size` pixels, and the `margin` that is cropped.
+
+    The short side is scaled to `size * (1 + margin)` pixels, of which the central square stays.
+    """
+
+    size: int
+    margin: float = 0.0
+
+    @property
+    def scaled(self) -> int:
+        """The pixels that the short side is scaled to."""
+        return round(self.size * (1 + self.margin))
+
+    def decode(self, file: Path | BinaryIO) -> np.ndarray:
+        """Return an image as bytes of shape (3, size, size); raise `ImageError` if it cannot be read."""
+        return decode_image(file, self.size, self.margin)
+
+
+def read_image(path: str | Path, *, size: int, margin: float = 0.0) -> Tensor:
     """Return an image file as `read_folder` does: its central square in RGB, as bytes of shape (3, size, size)."""
-    return torch.from_numpy(decode_image(Path(path), size))
+    return torch.from_numpy(decode_image(Path(path), size, margin))
 
 
 def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.ndarray:
@@ -31,7 +50,7 @@ def decode_image(path: Path | BinaryIO, size: int, margin: float = 0.0) -> np.nd
 
     The short side is scaled to `size * (1 + margin)` pixels, and the centre is cropped.
     """
-    scaled = round(size * (1 + margin))
+    scaled = ImageFormat(size, margin).scaled
     if isinstance(path, Path) and not path.is_file():  # opening a pipe would block forever
         raise ImageError(f"'{path}' is not a file" if path.exists() else f"there is no file '{path}'")
     try:

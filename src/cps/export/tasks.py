@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cps
+from cps.data.decode import ImageFormat
 from cps.data.images import square_size
 from cps.data.normalize import PIXEL_RANGE, is_pixel_range
 from cps.export.onnx import write_onnx
@@ -25,7 +26,8 @@ from cps.selection.base import GraphSelector
 CHECK_IMAGES = 5  # images of noise on which a written graph is compared with torch
 PREPARED = (
     "as in cps predict: JPEG decoded at reduced size (PIL draft), EXIF orientation applied, RGB with transparency on "
-    "white, short side resized and centre square cropped (PIL ImageOps.fit, bilinear), divided by 255"
+    "white, short side resized to `scaled` pixels and centre square cropped (PIL ImageOps.fit, bilinear), its centre "
+    "cropped to the image's size, divided by 255"
 )
 
 
@@ -47,7 +49,7 @@ class Export:
 def export_task(learner: Learner, task: int, path: str | Path) -> Export:
     """Write one subnetwork as an ONNX graph (images -> logits), or as a state dict if `path` ends in .safetensors."""
     module, path = learner.extract(task), Path(path)
-    metadata = {"classes": json.dumps(module.classes), "task": str(task + 1), **_common_metadata(learner.network)}
+    metadata = {"classes": json.dumps(module.classes), "task": str(task + 1), **_common_metadata(learner)}
     if path.suffix != ".safetensors":
         return _export_onnx(learner.network, module, ["logits"], metadata, path)
     cost = measure_cost(module, learner.network)
@@ -63,7 +65,7 @@ def export_all(learner: Learner, path: str | Path, *, selector: GraphSelector | 
         "classes": json.dumps(module.classes),
         "tasks": json.dumps([{"task": index + 1, "classes": names} for index, names in enumerate(task_classes)]),
         "selector": module.selector.name,
-        **_common_metadata(learner.network),
+        **_common_metadata(learner),
     }
     return _export_onnx(
         learner.network, module, ["class", "task", "confidence", "scores", "class_scores"], metadata, Path(path)
@@ -85,8 +87,9 @@ def _noise(network: SharedNetwork) -> Tensor:
     return low + (high - low) * torch.rand(CHECK_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _common_metadata(network: SharedNetwork) -> dict[str, str]:
+def _common_metadata(learner: Learner) -> dict[str, str]:
     """Return the metadata of every exported file: the format of the images, and the version of cps."""
+    network, margin = learner.network, learner.architecture.margin if learner.architecture else 0.0
     shape = network.input_shape or ()
     image: dict[str, object] = {"shape": shape}
     if len(shape) == 3:
@@ -96,5 +99,5 @@ def _common_metadata(network: SharedNetwork) -> dict[str, str]:
         "floats from 0 to 1" if is_pixel_range(low, high) else f"floats as in training, about {low:g} to {high:g}"
     )
     if square_size(shape) and is_pixel_range(low, high):  # pictures, as the commands read them from files
-        image["prepared"] = PREPARED
+        image |= {"prepared": PREPARED, "scaled": ImageFormat(shape[-1], margin).scaled}
     return {"image": json.dumps(image), "made_by": f"cps {cps.__version__}"}

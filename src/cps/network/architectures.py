@@ -28,12 +28,14 @@ class Architecture(NumericSettings):
     """A backbone by name: builtin, or `torchvision:NAME` or `timm:NAME` without its classification head.
 
     A model file can hold it, so that the model loads without a backbone. `weights` is a note about the pretrained
-    weights that the backbone started with: where they came from, and their digest.
+    weights that the backbone started with: where they came from, and their digest. They expect the middle of a photo:
+    its short side is scaled to `1 + margin` times the image size, and the central square is cropped.
     """
 
     name: str
     channels: int = 3
     weights: str = ""
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +44,7 @@ class Architecture(NumericSettings):
                 f"unknown backbone '{self.name}'{_nearest(self.name, BUILTINS)}; choose from: {', '.join(BUILTINS)}, "
                 f"{TORCHVISION}:NAME or {TIMM}:NAME"
             )
+        self._require("margin", 0 <= self.margin < 1, must="in [0, 1)")
         self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
         if not isinstance(self.weights, str):
             raise TypeError(f"weights of Architecture must be text, got {self.weights!r}")

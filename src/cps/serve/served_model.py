@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from cps.app.class_accuracy import read_confusion
+from cps.app.predict_files import image_format_of
 from cps.app.task_metadata import without_digests
+from cps.data.decode import ImageFormat
 from cps.data.examples import ClassName
 from cps.data.images import square_size
 from cps.evaluation.confusion import Confusion
@@ -38,10 +40,10 @@ MAX_IMAGE_SIZE = 1024  # pixels a side; a larger model would let small uploads t
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A learner, the size of its images, the replies of GET /model and /confusion.svg, and when it was loaded."""
+    """A learner, the format of its images, the replies of GET /model and /confusion.svg, and when it was loaded."""
 
     learner: Learner
-    image_size: int
+    image_format: ImageFormat
     description: bytes
     confusion: bytes
     loaded_at: datetime
@@ -100,7 +102,7 @@ def _prepare(learner: Learner, path: Path, limits: Limits) -> LoadedModel:
     confusion = read_confusion((each.classes, each.notes) for each in learner.network.subnetworks)
     description = _describe(path, learner, size, limits, confusion).model_dump_json(by_alias=True).encode()
     picture = confusion.picture().encode("utf-8", "replace")
-    return LoadedModel(learner, size, description, picture, datetime.now(UTC))
+    return LoadedModel(learner, image_format_of(learner), description, picture, datetime.now(UTC))
 
 
 def _predict(

@@ -116,7 +116,7 @@ def _predict_uploads(
     images, names, errors = [], [], {}
     for index, upload in enumerate(uploads):
         try:
-            images.append(decode_upload(upload, model.image_size, served.limits))
+            images.append(decode_upload(upload, model.image_format, served.limits))
             names.append(str(upload))
         except ImageError as error:
             errors[index] = ImageReply(file=str(upload), error=str(error))

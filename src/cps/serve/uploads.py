@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from cps.data.decode import FORMATS, MAX_PIXELS, ImageError, decode_image
+from cps.data.decode import FORMATS, MAX_PIXELS, ImageError, ImageFormat
 from cps.serve.middleware import Limits
 
 
@@ -21,14 +21,14 @@ class Upload(io.BytesIO):
         return self.label
 
 
-def decode_upload(upload: Upload, size: int, limits: Limits) -> Tensor:
+def decode_upload(upload: Upload, image_format: ImageFormat, limits: Limits) -> Tensor:
     """Return an uploaded image as uint8 pixels (3, size, size); raise `ImageError` if it cannot be read."""
     if not upload.getbuffer().nbytes:
         raise ImageError(f"'{upload}' is empty: send an image file.")
     try:
         with Image.open(upload, formats=FORMATS) as opened:
             width, height = opened.size
-            opened.draft("RGB", (size, size))  # JPEG is decoded at a fraction of its size
+            opened.draft("RGB", (image_format.size,) * 2)  # JPEG is decoded at a fraction of its size
             pixels = opened.width * opened.height
     except Image.DecompressionBombError:
         raise ImageError(f"'{upload}' has too many pixels to be read safely: send a smaller image.") from None
@@ -43,6 +43,6 @@ def decode_upload(upload: Upload, size: int, limits: Limits) -> Tensor:
         )
     upload.seek(0)
     try:
-        return torch.from_numpy(decode_image(upload, size))
+        return torch.from_numpy(image_format.decode(upload))
     except Exception:
         raise ImageError(f"'{upload}' is damaged or incomplete: send it again, or open it and save it again.") from None
