@@ -1,9 +1,10 @@
 """Folders of photos on frozen pretrained features: time and accuracy of `cps learn`, and whether the order matters.
 
-`python -m studies.photo_folders CUB --out FILE` needs CUB-200-2011 as image folders CUB/train and CUB/test. It learns
-three folders of ten classes with at most 30 photos each by the command line, then more photos of all 30 classes, and
-forgets a class. Then it learns all 200 classes in 1, 4 and 10 folders, in several orders of the classes, each with a
-tenth held out as `cps learn` does it. All predictions are of single test images.
+`python -m studies.photo_folders CUB --cifar DIR --out FILE` needs CUB-200-2011 as image folders CUB/train and CUB/test.
+By the command line it learns three folders of ten classes with at most 30 photos each, in closed form and with
+`--minutes`, then more photos of known classes beside new ones, and forgets a class. The same is repeated with classes
+of CIFAR-100, scaled up. Then it learns all 200 classes of CUB-200 in 1, 4 and 10 folders, in several orders of the
+classes, each with a tenth held out as `cps learn` does it. All predictions are of single test images.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 import cps
 from cps.app.frozen_folder import FrozenFolder, read_features
@@ -39,6 +41,7 @@ CLASSES = 10  # of a folder
 HELD_OUT = 10  # every tenth image
 FOLDERS = (1, 4, 10)  # in which all classes are learned
 ORDERS = (0, 1, 2)  # seeds
+CIFAR_SIDE = 128  # pixels
 
 
 def learner_of_photos() -> cps.Learner:
@@ -77,32 +80,71 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def measure_commands(cub: Path) -> list[dict[str, Any]]:
-    """Return seconds and accuracy after each command."""
-    classes = sorted((cub / "train").iterdir())[: 3 * CLASSES]
-    test = features_of(cub / "test", {each.name for each in classes})
+def write_cifar(cifar: Path, target: Path) -> None:
+    """Write classes of CIFAR-100 as image folders target/train and target/test, scaled up like photos.
+
+    `cifar` is the folder that torchvision reads.
+    """
+    from torchvision.datasets import CIFAR100
+
+    for part in ("train", "test"):
+        data = CIFAR100(cifar, train=part == "train")
+        for label, name in enumerate(data.classes[: 3 * CLASSES]):
+            (target / part / name).mkdir(parents=True)
+            own = [index for index, each in enumerate(data.targets) if each == label][:PHOTOS]
+            for index in own:
+                image, _ = data[index]
+                image.resize((CIFAR_SIDE, CIFAR_SIDE), Image.Resampling.BICUBIC).save(
+                    target / part / name / f"{index:05}.png"
+                )
+
+
+def measure_commands(data: Path, minutes: float) -> list[dict[str, Any]]:
+    """Return seconds and accuracy after each command, with the image folders data/train and data/test."""
+    classes = sorted((data / "train").iterdir())[: 3 * CLASSES]
+    test = features_of(data / "test", {each.name for each in classes})
     rows = []
+
+    def run(model: Path, what: str, folder: Path | None, *command: object) -> None:
+        rows.append({"command": what, **_row(model, test, run_command(*command), folder)})
+        print(rows[-1], flush=True)
+
     with tempfile.TemporaryDirectory() as place:
-        model = Path(place) / "birds.cps"
+        root = Path(place)
         parts = [classes[start : start + CLASSES] for start in range(0, 3 * CLASSES, CLASSES)]
-        folders = [(Path(place) / f"folder-{number}", part, slice(PHOTOS)) for number, part in enumerate(parts)]
-        half = slice(PHOTOS // 2)
-        for folder, part, photos in [*folders, (Path(place) / "half", parts[0], half)]:
-            write_folder(folder, part, photos)
-        write_folder(Path(place) / "mixed", parts[0], slice(PHOTOS // 2, PHOTOS))
-        write_folder(Path(place) / "mixed", parts[1], slice(PHOTOS))
-        for number, (folder, _, _) in enumerate(folders, start=1):
-            seconds = run_command("learn", folder, "--model", model)
-            rows.append({"command": f"learn folder {number}", **_row(model, test, seconds, folder)})
-        second = model.with_name("known.cps")
+        for number, part in enumerate(parts, start=1):
+            write_folder(root / f"folder-{number}", part, slice(PHOTOS))
+        write_folder(root / "half", parts[0], slice(PHOTOS // 2))
+        write_folder(root / "mixed", parts[0], slice(PHOTOS // 2, PHOTOS))
+        write_folder(root / "mixed", parts[1], slice(PHOTOS))
+        for file, options, how in (("a.cps", (), ""), ("trained.cps", ("--minutes", minutes), ", --minutes")):
+            for number in range(1, len(parts) + 1):
+                folder = root / f"folder-{number}"
+                run(
+                    root / file,
+                    f"learn folder {number}{how}",
+                    folder,
+                    "learn",
+                    folder,
+                    "--model",
+                    root / file,
+                    *options,
+                )
         for name, what in (
             ("half", "learn half of the photos of 10 classes"),
             ("mixed", "learn the other half and 10 new classes"),
         ):
-            seconds = run_command("learn", Path(place) / name, "--model", second)
-            rows.append({"command": what, **_row(second, test, seconds, Path(place) / name)})
-        seconds = run_command("forget", model, "--class", classes[0].name, "--yes")
-        rows.append({"command": "forget a class of folder 1", **_row(model, test, seconds, None)})
+            run(root / "known.cps", what, root / name, "learn", root / name, "--model", root / "known.cps")
+        run(
+            root / "a.cps",
+            "forget a class of folder 1",
+            None,
+            "forget",
+            root / "a.cps",
+            "--class",
+            classes[0].name,
+            "--yes",
+        )
     return rows
 
 
@@ -177,8 +219,8 @@ def features_of(folder: Path, classes: set[str] | None = None) -> FrozenFolder:
     return read_features(learner.network, folder, files, ImageFormat(SIZE, learner.architecture.margin))
 
 
-def commands_table() -> str:
-    """Return the table of the commands."""
+def commands_table(data: str) -> str:
+    """Return the table of the commands on "CUB-200" or "CIFAR-100"."""
     results = read_json("photo-folders")
     head = ["command", "photos", "seconds (of the CPU)", "classes so far", "right (%)", "task known (%)", "model (MiB)"]
     rows = [
@@ -191,10 +233,11 @@ def commands_table() -> str:
             f"{row['task_known']:.1f}",
             f"{row['mebibytes']:.0f}",
         ]
-        for row in results["commands"]
+        for row in results["commands"][data]
     ]
-    load = "Elapsed seconds from start to exit, on a machine with other work"
-    return markdown(head, rows, f"{load}; {_note(results)}")
+    load = f"Elapsed seconds from start to exit, on a machine with other work; --minutes {results['minutes']:g}"
+    photos = _PHOTOS if data == "CUB-200" else f"CIFAR-100, images scaled up to {CIFAR_SIDE} pixels"
+    return markdown(head, rows, f"{load}. {photos}; {_note(results)}")
 
 
 def orders_table() -> str:
@@ -214,15 +257,20 @@ def orders_table() -> str:
         )
     head = ["folders", "orders of the classes", "right (%)", "task known (%)"]
     images = results["orders"][0]["test_images"]
-    return markdown(head, rows, f"200 classes, {images:,} test images. {_note(results)}")
+    return markdown(head, rows, f"200 classes, {images:,} test images. {_PHOTOS}; {_note(results)}")
+
+
+_PHOTOS = (
+    "CUB-200-2011, photos scaled to a short side of 208 pixels and stored as WebP, so results are slightly below those "
+    "on the original files"
+)
 
 
 def _note(results: dict[str, Any]) -> str:
     threads = results["threads"]
     return (
-        f"CUB-200-2011, photos scaled to a short side of {results['short_side']} pixels and stored as WebP, so results "
-        f"are slightly below those on the original files; single images, task unknown. {results['backbone']}. "
-        f"{results['device']}, {threads} thread{'s' if threads > 1 else ''}, torch {results['versions']['torch']}."
+        f"single images, task unknown. {results['backbone']}. {results['device']}, {threads} "
+        f"thread{'s' if threads > 1 else ''}, torch {results['versions']['torch']}."
     )
 
 
@@ -230,26 +278,33 @@ def main() -> None:
     """Measure everything and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cub", type=Path)
-    parser.add_argument("--short-side", type=int, default=208, help="of the photos, in pixels")
-    parser.add_argument("--parts", nargs="+", default=["commands", "orders"], help="other parts stay as they were")
+    parser.add_argument("--cifar", type=Path, help="folder of CIFAR-100 as torchvision reads it")
+    parser.add_argument("--minutes", type=float, default=5.0, help="for each folder that is trained")
+    parser.add_argument(
+        "--parts", nargs="+", default=["CUB-200", "CIFAR-100", "orders"], help="others stay as they were"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/photo-folders.json"))
-    arguments = parser.parse_args()
-    known = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    if "commands" in arguments.parts:
-        known["commands"] = measure_commands(arguments.cub)
-        print(*known["commands"], sep="\n", flush=True)
-    if "orders" in arguments.parts:
-        train, test = (features_of(arguments.cub / part) for part in ("train", "test"))
-        known["orders"] = measure_orders(train, test)
-    results = {
-        **known,
+    options = parser.parse_args()
+    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found |= {
         "device": describe_device(cps.make_fabric(accelerator="cpu")),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "backbone": f"{installed_backbone()}, pretrained",
-        "short_side": arguments.short_side,
+        "minutes": options.minutes,
     }
-    write_json(arguments.out, results)
+    if "CUB-200" in options.parts:
+        found.setdefault("commands", {})["CUB-200"] = measure_commands(options.cub, options.minutes)
+        write_json(options.out, found)
+    if "CIFAR-100" in options.parts and options.cifar is not None:
+        with tempfile.TemporaryDirectory() as place:
+            write_cifar(options.cifar, Path(place))
+            found.setdefault("commands", {})["CIFAR-100"] = measure_commands(Path(place), options.minutes)
+        write_json(options.out, found)
+    if "orders" in options.parts:
+        train, test = (features_of(options.cub / part) for part in ("train", "test"))
+        found["orders"] = measure_orders(train, test)
+        write_json(options.out, found)
 
 
 if __name__ == "__main__":

@@ -249,7 +249,8 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/method.md": {"capacity": capacity_table},
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
     "docs/practitioners.md": {
-        "photo-folders": photo_folders.commands_table,
+        "photo-folders": partial(photo_folders.commands_table, "CUB-200"),
+        "photo-folders-cifar": partial(photo_folders.commands_table, "CIFAR-100"),
         "photo-folders-orders": photo_folders.orders_table,
         "predict-files": predict_files_sentence,
     },
