@@ -56,7 +56,7 @@ from cps.selection.stream import Stream
 from cps.storage.settings_codec import contains_setting
 from cps.training.cached_maps import CachedMaps, cache_maps
 from cps.training.checkpoint import Checkpoint, Position, Saved, identify
-from cps.training.closed_form_head import fit_head
+from cps.training.joined_head import fit_head
 from cps.training.progress import Progress
 from cps.training.settings import Training
 from cps.training.trainer import Epoch, Trainer

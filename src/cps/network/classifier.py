@@ -3,7 +3,10 @@
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+SMOOTHING = 1e-4  # of square roots near 0
 
 
 class Loss(Protocol):
@@ -34,10 +37,25 @@ class Classifier(nn.Module):
         return features, self.head(features if by_autocast else features.to(self.head.weight.dtype))
 
 
+class RootHead(nn.Linear):
+    """A head that reads the signed square roots of the features, scaled to the length `SCALE`.
+
+    So it can be added to a closed form, which reads such features, too.
+    """
+
+    SCALE = 10.0  # with features of unit length the head would hardly learn
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the logits, shape (N, outputs), of features (N, d)."""
+        features = input.float()
+        roots = features * (features.abs() + SMOOTHING).rsqrt()  # the derivative of a square root is infinite at 0
+        return super().forward(self.SCALE * F.normalize(roots, dim=1))
+
+
 @torch.no_grad()
-def make_head(features: int, outputs: int, generator: torch.Generator) -> nn.Linear:
-    """Return a head initialised by this generator alone."""
-    head = nn.Linear(features, outputs, device="meta", dtype=torch.float32).to_empty(device="cpu")
+def make_head(features: int, outputs: int, generator: torch.Generator, kind: type[nn.Linear] = nn.Linear) -> nn.Linear:
+    """Return a head of this kind, initialised by this generator alone."""
+    head = kind(features, outputs, device="meta", dtype=torch.float32).to_empty(device="cpu")
     for parameter in head.parameters():
         parameter.uniform_(-(features**-0.5), features**-0.5, generator=generator)
     return head

@@ -20,7 +20,7 @@ from cps.data.normalize import Normalize, Prepare
 from cps.data.rotations import RotationScheme, Upright
 from cps.network.backbone_checks import accepts_noise
 from cps.network.capacity import check_capacity, is_short_of_weights
-from cps.network.classifier import make_head
+from cps.network.classifier import RootHead, make_head
 from cps.network.compact.cache import CompactCache
 from cps.network.compact.extraction import Standalone, copy_with_tensors
 from cps.network.draft import Draft
@@ -261,9 +261,10 @@ class SharedNetwork:
         learns_masks: bool = False,
     ) -> Draft:
         """Start the subnetwork of a new task, whether or not there are free weights."""
+        kind = nn.Linear if self.trunk is None else RootHead
         return Draft(
             self.backbone,
-            make_head(features, len(classes) * rotations.num_rotations, generator).to(self.device),
+            make_head(features, len(classes) * rotations.num_rotations, generator, kind).to(self.device),
             self.parts,
             classes=classes,
             flips=rotations.flips,
