@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cps.closed_form.calibration import calibrated_lda
 from cps.closed_form.classifiers import LinearScores
+from cps.closed_form.spaces import Pretrained
 from cps.data.examples import Examples, ImageBatches, read_labels
 from cps.network.classifier import RootHead
 from cps.network.draft import Draft
@@ -35,15 +36,14 @@ class JoinedHead(NamedTuple):
 @torch.no_grad()
 def fit_head(network: SharedNetwork, draft: Draft, examples: Examples, held_out: Examples | None) -> JoinedHead:
     """Return the head for a trained and pruned draft, with the weights that held-out images choose."""
-    labels = read_labels(examples)
-    joined = network.joined_features(draft, ImageBatches(examples))
-    width = joined.shape[1] // 2
-    closed = calibrated_lda(joined[:, width:], labels.to(joined.device), len(draft.classes))
+    features = network.features(ImageBatches(examples), Pretrained())
+    closed = calibrated_lda(features, read_labels(examples).to(features.device), len(draft.classes))
     trained = _trained_scores(draft.model.head)
     weights = DEFAULT_WEIGHTS
     if held_out is not None and len(held_out) >= ENOUGH_HELD_OUT:
         others = network.joined_features(draft, ImageBatches(held_out))
-        scores = trained(as_float64(others[:, :width])), closed(as_float64(others[:, width:]))
+        own, came = as_float64(others).tensor_split(2, dim=1)
+        scores = trained(own), closed(came)
         weights = choose_weights(*scores, read_labels(held_out).to(scores[0].device))
         if weights[0] == 0:
             return JoinedHead(closed, has_paid=False)
