@@ -49,6 +49,7 @@ def test_a_comparison_prints_a_table_writes_files_and_resumes(tmp_path):
     assert [(each["method"], each["order"]) for each in data["results"]] == [
         ("er", 1993), ("closed-form", 1993), ("er", 1605), ("closed-form", 1605),
     ]  # fmt: skip
+    assert {"report.html", "table.csv", "table.tex"} <= {path.name for path in tmp_path.iterdir()}
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("order-*/*/run.json")}
     assert run_cps(*command).output.split("accuracy (%)")[1] == output.split("accuracy (%)")[1]
     assert {path: path.stat().st_mtime_ns for path in before} == before

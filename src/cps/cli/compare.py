@@ -83,6 +83,7 @@ def compare(
     from cps.data.class_orders import parse_orders
     from cps.experiments.compare import Compare
     from cps.experiments.contestants import Setting, find_contestants
+    from cps.experiments.report import write_comparison
     from cps.runtime.devices import make_fabric
 
     chosen = find_recipe(recipe, weights=weights, epochs_scale=epochs_scale)
@@ -111,8 +112,10 @@ def compare(
             group_sizes=parse_sizes(group_sizes),
             on_progress=lambda at: _show(progress, at),
         ).start()
-    _print_comparison(comparison)
-    console.print(f"\nWrote [bold]{sanitize(folder)}[/bold]: report.html, results.json, table.csv and table.tex")
+    if comparison.results:
+        write_comparison(folder, comparison)
+        _print_comparison(comparison)
+        console.print(f"\nWrote [bold]{sanitize(folder)}[/bold]: report.html, results.json, table.csv and table.tex")
     if comparison.failures:
         for failure in comparison.failures:
             warn(f"{failure.method} failed on order {failure.order}: {failure.error}")
@@ -149,9 +152,8 @@ def _show(progress: NestedProgress, at: "CompareProgress") -> None:
 def _print_comparison(comparison: "Comparison") -> None:
     from cps.experiments.comparison_tables import accuracy_table, cost_table
 
-    if comparison.results:
-        _print_table(accuracy_table(comparison), "accuracy (%)")
-        _print_table(cost_table(comparison), "cost")
+    _print_table(accuracy_table(comparison), "accuracy (%)")
+    _print_table(cost_table(comparison), "cost")
 
 
 def _print_table(content: "TextTable", title: str) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 from cps.data.tasks import Scenario
 from cps.evaluation.method_evaluation import evaluation_of
 from cps.experiments.comparison import Comparison, Failure, MethodResult
-from cps.experiments.comparison_tables import to_csv, to_latex
 from cps.experiments.contestants import CLOSED_FORM, Contestant, Setting, find_contestants
 from cps.experiments.method_run import EpochProgress, Measured, MethodRun
-from cps.experiments.report import write_report
 from cps.learner import Learner
 from cps.method import Method
 from cps.methods.blocks.memory import Memory
@@ -25,7 +23,6 @@ from cps.runtime.devices import precision_of
 from cps.runtime.environment import describe_device, versions
 from cps.runtime.text import first_line
 from cps.selection.base import Selector
-from cps.storage.atomic import write_text
 from cps.storage.lock import locked
 from cps.storage.settings_codec import encode, stable_str
 
@@ -69,7 +66,7 @@ class Compare:
     on_progress: Callable[[CompareProgress], None] | None = None
 
     def start(self) -> Comparison:
-        """Run all methods, or what an earlier call has left; return the results after writing them to the folder."""
+        """Run all methods, or what an earlier call has left; write results.json and return the results."""
         contestants = find_contestants([*self.methods, CLOSED_FORM])
         scenario = self._scenario(self.orders[0])
         if any(task.test is None for task in scenario):
@@ -83,12 +80,7 @@ class Compare:
                 _check_memory(name, method, scenario)
                 for order in self.orders:
                     self._run_of(name, contestant, method, replace(scenario, order=_name_of(order))).read()
-            comparison = self._run_all(contestants, scenario)
-            if self.setting.fabric.is_global_zero and comparison.results:
-                write_text(self.out / "table.csv", to_csv(comparison))
-                write_text(self.out / "table.tex", to_latex(comparison))
-                write_report(self.out / "report.html", [], [comparison])
-            return comparison
+            return self._run_all(contestants, scenario)
 
     def _run_all(self, contestants: dict[str, Contestant], first: Scenario) -> Comparison:
         results: list[MethodResult] = []

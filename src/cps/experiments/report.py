@@ -21,8 +21,11 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.comparison import Comparison, merge_comparisons
 from cps.experiments.comparison_report import comparison_section
-from cps.experiments.page import HtmlFigure, HtmlTable, html_figure, html_table, write_page
+from cps.storage.atomic import write_text
+
+MOST_PAIRS = 10  # of classes that are confused
 from cps.experiments.results import Results
+from cps.storage.atomic import write_text
 
 MOST_PAIRS = 10  # of classes that are confused
 
@@ -46,6 +49,13 @@ def write_report(path: Path, runs: Sequence[Results], comparisons: Sequence[Comp
         overview=_overview(runs) if len(runs) > 1 else None,
         runs=[_section(run) for run in runs],
     )
+
+
+def write_comparison(folder: Path, comparison: Comparison) -> None:
+    """Write a comparison of methods to table.csv, table.tex and report.html."""
+    write_text(folder / "table.csv", to_csv(comparison))
+    write_text(folder / "table.tex", to_latex(comparison))
+    write_report(folder / "report.html", [], [comparison])
 
 
 def group_size_table(run: Results) -> Table:
