@@ -21,9 +21,8 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.comparison import Comparison, merge_comparisons
 from cps.experiments.comparison_report import comparison_section
-from cps.storage.atomic import write_text
-
-MOST_PAIRS = 10  # of classes that are confused
+from cps.experiments.comparison_tables import to_csv, to_latex
+from cps.experiments.page import HtmlFigure, HtmlTable, html_figure, html_table, write_page
 from cps.experiments.results import Results
 from cps.storage.atomic import write_text
 
