@@ -40,6 +40,17 @@ def test_with_unequal_tasks_the_aia_over_images_has_a_column():
     assert values["AIA over images"] == "72.5"  # (80 + (50 * 60 + 10 * 90) / 60) / 2
 
 
+def test_other_methods_with_several_selectors_have_their_own_and_the_one_that_cps_predicts_with():
+    ways = ("MaxOutput", "Cascade", "Fusion")
+    packnet = make_method_result("packnet", "PackNet", ways=ways)
+    comparison = make_comparison(packnet, make_method_result("cps", "cps", ways=("Fusion", "Cascade")))
+    labels = ["PackNet, MaxOutput", "PackNet, Fusion", "cps, Fusion", "cps, Cascade"]
+    assert [row.label for row in rows_of(comparison)] == labels
+    assert [row.label for row in rows_of(make_comparison(packnet))] == ["PackNet, MaxOutput"]
+    every = [row["label"] for row in csv.DictReader(io.StringIO(to_csv(comparison)))]
+    assert every == ["PackNet, MaxOutput", "PackNet, Cascade", "PackNet, Fusion", "cps, Fusion", "cps, Cascade"]
+
+
 def test_joint_training_has_neither_aia_nor_forgetting():
     metrics = Metrics.of(np.array([[90.0, 70.0]]))
     result = make_method_result("joint", "joint training", task_il=metrics, class_il={"MaxOutput": {1: metrics}})

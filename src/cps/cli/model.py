@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from cps.evaluation.confusion import Confusion
 
 BACKBONES = (
-    "small, resnet18-third, resnet18, resnet18-large, resnet32, efficientnet-lite0, torchvision:NAME or timm:NAME"
+    "small, resnet18-third, resnet18, resnet18-large, resnet32, resnet8, efficientnet-lite0, torchvision:NAME or "
+    "timm:NAME"
 )
 Model = Annotated[Path, typer.Argument(help="The model file.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]

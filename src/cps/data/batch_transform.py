@@ -1,5 +1,6 @@
 """Transform a batch of raw images for training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from cps.data.rotations import RotationScheme, Upright
 class BatchTransform:
     """Raw images and labels -> pixels and the head's outputs: augment, rotate, scale and normalise."""
 
-    prepare: Prepare = field(default_factory=Prepare)
+    prepare: Callable[[Tensor], Tensor] = field(default_factory=Prepare)
     augment: Augmentation | None = None
     rotations: RotationScheme = field(default_factory=Upright)
 

@@ -66,10 +66,20 @@ def shown_group_size(comparison: Comparison) -> int:
     return 20 if 20 in sizes else sizes[-1]
 
 
-def rows_of(comparison: Comparison, *, group_size: int | None = None) -> list[Row]:
-    """Return a row for each method and each way in which it predicts."""
-    size = group_size or shown_group_size(comparison)
-    return [_row(same, way, size) for same in comparison.methods.values() for way in same[0].ways]
+def rows_of(comparison: Comparison, *, every_way: bool = False) -> list[Row]:
+    """Return a row for each method and each way in which it predicts.
+
+    Unless `every_way` is asked for, methods other than cps have two at most: their own, and the one by which cps
+    predicts.
+    """
+    size, methods = shown_group_size(comparison), comparison.methods
+    default = next(iter(methods["cps"][0].ways)) if "cps" in methods else None
+    return [
+        _row(same, way, size)
+        for name, same in methods.items()
+        for number, way in enumerate(same[0].ways)
+        if every_way or name == "cps" or number == 0 or way == default
+    ]
 
 
 def accuracy_table(comparison: Comparison) -> Table:
@@ -126,7 +136,7 @@ def to_csv(comparison: Comparison) -> str:
         ["method", "label", *(column for name in names for column in (name, f"{name} (std)")), "orders", "bytes kept",
          "bytes while learning", "image passes", "seconds", "assumes"]
     )  # fmt: skip
-    for row in rows_of(comparison):
+    for row in rows_of(comparison, every_way=True):
         accuracies = [column for values in _accuracies(row).values() for column in _mean_and_deviation(values)]
         costs = (row.kept, row.kept_while_learning, row.image_passes, row.seconds)
         writer.writerow([row.method, row.label, *accuracies, len(row.results), *costs, " ".join(row.assumes)])

@@ -146,6 +146,8 @@ def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options
             setting.make_backbone(),
             augment=recipe.augment,
             normalize=recipe.normalize,
+            trunk=recipe.trunk,
+            map_copies=recipe.map_copies,
             seed=setting.seed,
             fabric=setting.fabric,
             **settings,

@@ -37,7 +37,7 @@ from cps.selection.fusion import Fusion
 from cps.selection.importance_signature import ImportanceSignature
 from cps.selection.max_output import MaxOutput
 from cps.selection.shared_space import SharedSpace
-from cps.training.losses import Contrastive
+from cps.training.losses import Contrastive, SmoothedCrossEntropy
 from cps.training.settings import SGD, Adam, Cosine, MakeOptimizer, Steps, Training, scale_epochs
 
 ALL_SELECTORS = (
@@ -160,6 +160,29 @@ def cifar100(tasks: int) -> Recipe:
     )
 
 
+def cifar100_small() -> Recipe:
+    """Return CIFAR-100 in ten tasks for a CPU: ResNet-8, and 20 passes over the images of a task.
+
+    Held-out training images of the first three tasks chose the learning rate, the epochs and alpha.
+    """
+    training = Training(8, Adam(3e-3, weight_decay=5e-4), Cosine(), batch_size=64)
+    return Recipe(
+        name="cifar100-10-small",
+        about="CIFAR-100 in 10 tasks of 10 for a CPU: ResNet-8, 20 passes over the images of a task",
+        read=read_cifar100,
+        sizes=10,
+        cost="10 min on 2 cores",
+        backbone=Architecture("resnet8"),
+        train=training,
+        retrain=replace(training, epochs=6),
+        pruner=NNrelief(alpha=0.9),
+        rounds=2,
+        selectors=(Fusion(), Cascade(), MaxOutput(), ImportanceSignature()),
+        augment=Chain((PadCrop(4), Flip())),
+        normalize=IMAGENET,
+    )
+
+
 def imagenet(classes: int, optimizer: MakeOptimizer, suffix: str = "") -> Recipe:
     """Return the paper's ImageNet in ten tasks: ResNet-18, one pruning round.
 
@@ -203,6 +226,26 @@ def cub200() -> Recipe:
         normalize=IMAGENET,
         capacity=PAPER_CAPACITY,
         prune_images=100,
+    )
+
+
+def cub200_trunk() -> Recipe:
+    """Return CUB-200 in four tasks behind a frozen trunk, the first layers of ResNet-18: for a CPU.
+
+    The settings are those that `cps learn --minutes` takes behind a trunk.
+    """
+    training = Training(10, SGD(1e-2, weight_decay=5e-4), Cosine(), batch_size=64, loss=SmoothedCrossEntropy(0.1))
+    return replace(
+        cub200(),
+        name="cub200-trunk",
+        about="CUB-200-2011 in 4 tasks of 50, behind a frozen trunk of ResNet-18 with ImageNet weights",
+        cost="",
+        trunk="layer3",
+        map_copies=4,
+        train=training,
+        retrain=replace(training, epochs=5),
+        selectors=(Fusion(SharedSpace(Pretrained(), flips=True)), Cascade(), MaxOutput()),
+        capacity=None,
     )
 
 
@@ -279,6 +322,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "cifar100-10": partial(cifar100, 10),
     "cifar100-20": partial(cifar100, 20),
     "cifar100-50": partial(cifar100, 50),
+    "cifar100-10-small": cifar100_small,
     "cifar100-b50": cifar100_b50,
     "cifar100-b50-frozen": partial(cifar100_b50, 0),
     "cifar100-5-single": partial(cifar100_single, "5", 20),
@@ -290,6 +334,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "imagenet1000": partial(imagenet, 1000, SGD(0.1)),
     "imagenet1000-adam": partial(imagenet, 1000, Adam(1e-2, weight_decay=1e-4), "-adam"),
     "cub200": cub200,
+    "cub200-trunk": cub200_trunk,
 }
 # Held-out images chose the weights for 10, 20 and 50 tasks and for cifar100-10-single; the others are those of recipes
 # like them.

@@ -21,6 +21,7 @@ from cps.data.tasks import Task
 from cps.methods.blocks.heads import exemplar_means, grow_linear, nearest_mean_scores
 from cps.methods.blocks.memory import Exemplars, Memory
 from cps.methods.blocks.task_checks import check_classes, check_counts, check_shape
+from cps.methods.blocks.trunk_maps import TrunkMaps
 from cps.methods.task_training import PhaseProgress, TaskTraining, with_prefix
 from cps.methods.trained_method import BATCH, CHOOSE, HEAD, KIND, TrainedMethod
 from cps.network.classifier import Classifier, make_head
@@ -28,6 +29,7 @@ from cps.network.freezing import Guard
 from cps.network.outputs import Evidence, Outputs
 from cps.network.partition import named_tensors
 from cps.network.subnetwork import Statistics, local_labels
+from cps.network.trunk import split_backbone
 from cps.runtime.devices import on_rank_zero
 from cps.runtime.seeding import generator
 from cps.selection.base import Selector
@@ -53,7 +55,8 @@ class SingleHead(TrainedMethod):
 
     The settings are those of `TrainedMethod`. `memory` says how many images of each class are kept when it has been
     learned. With `nearest_mean`, an image gets the class whose images in memory have the nearest mean, instead of that
-    with the largest logit.
+    with the largest logit. `trunk` names the layer of a pretrained backbone behind which training begins, and
+    `map_copies` is the number of copies of an image, itself and augmented ones, that pass the layers up to it once.
 
     A method overrides `objective` and `guard`, or `train_task` if it has several phases. What it keeps between tasks,
     besides the model, is in `buffers`, tensors by name.
@@ -62,6 +65,8 @@ class SingleHead(TrainedMethod):
     _: KW_ONLY
     memory: Memory | None = None
     nearest_mean: bool = False
+    trunk: str | None = None
+    map_copies: int = 8
 
     name = "finetuning"
     has_teacher = False  # while it learns, from the second task on
@@ -73,6 +78,11 @@ class SingleHead(TrainedMethod):
         self.input_shape: tuple[int, ...] | None = None
         self.buffers: dict[str, Tensor] = {}
         self.exemplars = Exemplars()
+        self._tail = self.backbone  # what is trained of it
+        if self.trunk is not None:
+            trunk, self._tail = split_backbone(self.backbone, self.trunk)
+            self.maps = TrunkMaps(trunk, self.prepare, self.augment, self.map_copies, self.seed, self.device)
+            self.prepare = self.maps
         self.model = self._new_model()
 
     def _new_model(self) -> Classifier:
@@ -80,8 +90,8 @@ class SingleHead(TrainedMethod):
         return Classifier(self.new_backbone(), make_head(1, 1, generator(self.seed))).to(self.device)
 
     def new_backbone(self) -> nn.Module:
-        """Return the backbone of the model: a copy of the given one."""
-        return copy.deepcopy(self.backbone)
+        """Return the backbone of the model: a copy of the given one, or of what follows its trunk."""
+        return copy.deepcopy(self._tail)
 
     @property
     def selector(self) -> Selector:
@@ -124,6 +134,8 @@ class SingleHead(TrainedMethod):
                 training = TaskTraining(self, examples, new, on_epoch or self.on_epoch, checkpoint)
                 self.train_task(training)
                 self.exemplars = self.choose_exemplars(training)
+                if self.maps is not None:
+                    self.maps.keep(self.exemplars.images)
                 if self.nearest_mean:
                     self.buffers["means"] = exemplar_means(self)
                 self.end_task(training)
@@ -245,7 +257,16 @@ class SingleHead(TrainedMethod):
             sizes["statistics"] = sum(value.nbytes for value in self.buffers.values())
         if learning and self.has_teacher:
             sizes["teacher"] = sizes["weights"]
+        if self.maps is not None:
+            sizes["weights"] += self.maps.nbytes
         return sizes
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name, the settings and a digest of the trunk as JSON data."""
+        about = super().describe()
+        if self.maps is not None:
+            about["settings"]["weights of the trunk"] = self.maps.digest
+        return about
 
     def state(self) -> State:
         """Return a copy of everything that learning a task changes."""

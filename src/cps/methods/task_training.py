@@ -32,14 +32,15 @@ PASSES = "image passes"
 class PhaseProgress:
     """The state of learning a task after an epoch.
 
-    `task` counts from 0, `phase_name` is the name of the phase, and `epoch` of `epochs` are finished in it.
+    `task` counts from 0, `phase_name` is the name of the phase, and `epoch` of `epochs` are finished in it. While a
+    trunk computes maps these are numbers of images, and there is no loss.
     """
 
     task: int
     phase_name: str
     epoch: int
     epochs: int
-    loss: float
+    loss: float | None
 
 
 class TaskTraining:
@@ -104,6 +105,9 @@ class TaskTraining:
         images = None if method.passes is None else round(share * method.passes * len(self.examples))
         epochs = training.epochs if images is None else images / (passes_per_batch * len(examples))
         training = scale_epochs(training, epochs / max(training.epochs, 1))
+        if method.maps is not None:
+            examples = method.maps.examples(examples, self._report_maps)
+            transform = method.maps.transform(transform or method.transform)
         start = self._start_state() if self._saver is not None else {}
         if saved is not None:
             set_tensors(model, with_prefix(NOW, saved.tensors))
@@ -132,6 +136,10 @@ class TaskTraining:
             passes_per_batch=passes_per_batch,
         )
         return True
+
+    def _report_maps(self, done: int, images: int) -> None:
+        if self._on_epoch is not None:
+            self._on_epoch(PhaseProgress(self.index, "maps of the trunk", done, images, None))
 
     def _start_state(self) -> dict[str, Tensor]:
         """Return a copy of the method's state at the start of a phase."""

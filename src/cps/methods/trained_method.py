@@ -14,6 +14,7 @@ from cps.data.batch_transform import BatchTransform
 from cps.data.examples import ClassName
 from cps.data.normalize import Normalize, Prepare
 from cps.method import Assumptions, Method, predict
+from cps.methods.blocks.trunk_maps import TrunkMaps
 from cps.methods.task_training import PhaseProgress
 from cps.runtime.devices import launch, make_fabric
 from cps.selection.base import Selector
@@ -70,7 +71,9 @@ class TrainedMethod:
         self.device_fabric = launch(self.fabric or make_fabric())
         self.device = self.device_fabric.device
         self.trainer = Trainer(self.device_fabric)
-        self.prepare = Prepare(self.normalize, next((each.dtype for each in self.backbone.parameters()), torch.float32))
+        self.maps: TrunkMaps | None = None  # of a frozen trunk, if there is one
+        dtype = next((each.dtype for each in self.backbone.parameters()), torch.float32)
+        self.prepare: Callable[[Tensor], Tensor] = Prepare(self.normalize, dtype)  # raw images -> what the backbone reads
         self.transform = BatchTransform(self.prepare, self.augment)
         self.classes: list[tuple[ClassName, ...]] = []  # of each task, with those of the task being learned
 

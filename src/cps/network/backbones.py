@@ -65,7 +65,10 @@ class PadShortcut(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A residual network for small images: a 3x3 stem, groups of blocks, average pooling."""
+    """A residual network for small images: a 3x3 stem, groups of blocks, average pooling.
+
+    The first group of blocks keeps the size of the stem's output, and each later one halves it.
+    """
 
     def __init__(
         self,
@@ -76,9 +79,10 @@ class ResNet(nn.Module):
         shortcuts: Literal["convolution", "padding"],
         last_relu: bool,
         fan: Literal["fan_in", "fan_out"],
+        stem_stride: int = 1,
     ):
         super().__init__()
-        self.stem = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], 3, stride=stem_stride, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         groups = []
         width_in = widths[0]
@@ -116,6 +120,11 @@ def resnet32(channels: int = 3) -> ResNet:
     return ResNet(channels, (16, 32, 64), 5, shortcuts="padding", last_relu=False, fan="fan_out")
 
 
+def resnet8(channels: int = 3) -> ResNet:
+    """Return a ResNet-8 for CPUs: widths 32, 64 and 128, one block each, behind a stem that halves the image."""
+    return ResNet(channels, (32, 64, 128), 1, shortcuts="convolution", last_relu=True, fan="fan_in", stem_stride=2)
+
+
 def large_resnet18(channels: int = 3) -> nn.Module:
     """Return torchvision's ResNet-18 without its head, for images of 64 pixels and more: a 7x7 stem and pooling."""
     from torchvision.models import resnet18 as torchvision_resnet18
@@ -138,5 +147,6 @@ BUILTINS: dict[str, Callable[[int], nn.Module]] = {
     "resnet18": resnet18,
     "resnet18-large": large_resnet18,
     "resnet32": resnet32,
+    "resnet8": resnet8,
     "efficientnet-lite0": EfficientNetLite0,
 }
