@@ -17,7 +17,7 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
-from studies import closed_forms, far_domain, fusion_settings, one_image, photo_folders, unknown_images
+from studies import closed_forms, far_domain, fusion_settings, one_image, photo_folders, rivals, unknown_images
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
@@ -247,6 +247,12 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "many-tasks": many_tasks_table,
     },
     "docs/method.md": {"capacity": capacity_table},
+    "docs/methods.md": {
+        "methods-digits": partial(rivals.comparison_table, "digits"),
+        "methods-small": partial(rivals.comparison_table, "small", "small-main"),
+        "methods-cub200-1000": partial(rivals.comparison_table, "cub200-trunk-1000"),
+        "methods-cub200-2000": partial(rivals.comparison_table, "cub200-trunk-2000"),
+    },
     "docs/reliability.md": {"model-files": model_files_table, "load": load_table, "requests": requests_sentence},
     "docs/practitioners.md": {
         "photo-folders": partial(photo_folders.commands_table, "CUB-200"),
