@@ -57,7 +57,8 @@ def test_the_score_of_a_task_is_that_of_its_most_probable_class(learner):
     in_space = precompute_once(FUSION.shared, shared)
     by_task = FUSION.cascade(evidence, cascade, torch.arange(len(IMAGES), device=scores.device))
     for task, outputs in enumerate(evidence):
-        classes = FUSION.shared.score_classes(evidence, in_space, task) + DEFAULT_WEIGHTS[1] * outputs.logits.log_softmax(dim=1)
+        own = outputs.logits.log_softmax(dim=1)
+        classes = FUSION.shared.score_classes(evidence, in_space, task) + DEFAULT_WEIGHTS[1] * own
         torch.testing.assert_close(scores[:, task], classes.amax(dim=1) + DEFAULT_WEIGHTS[0] * by_task[:, task])
 
 

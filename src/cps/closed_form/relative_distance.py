@@ -89,7 +89,7 @@ def _distances_to_all(images: Tensor, labels: Tensor, means: Tensor, counts: Ten
     norm = own.pow(2).sum(dim=1, keepdim=True)
     share = removed * count / (count - 1).clamp(min=1)
     gain = share / (1 - share * norm).clamp(min=1e-9)  # of the inverse covariance along the deviation
-    moved = F.one_hot(labels, classes).to(images) - 1 / classes  # (N, classes): how the means move, relative to the centre
+    moved = F.one_hot(labels, classes).to(images) - 1 / classes  # how the means move, relative to the centre
     along, ahead = own @ means.T, (own * seen).sum(dim=1, keepdim=True)
     products = seen @ means.T + ahead * (step * moved + gain * (along + step * norm * moved))  # with the moved means
     mixed = step * (1 + gain * norm)  # the entries of the change of rank two

@@ -121,7 +121,7 @@ def evaluation_of(rows: Sequence[AccuracyRow]) -> Evaluation:
         accuracy = _matrix([row.found[name][size] for row in rows])
         top5 = (last.found_top5 or {}).get(name)
         selection = _matrix([row.selection[name][size] for row in rows])
-        return Metrics.of(accuracy, top5=_mean(top5 and top5[size]), selection=selection)
+        return Metrics.of(accuracy, top5=_mean(top5[size] if top5 else None), selection=selection)
 
     class_il = {name: {size: metrics(name, size) for size in by_size} for name, by_size in last.found.items()}
     return Evaluation(Metrics.of(_matrix([row.known for row in rows]), top5=_mean(last.known_top5)), class_il)
@@ -129,8 +129,7 @@ def evaluation_of(rows: Sequence[AccuracyRow]) -> Evaluation:
 
 def _in_top5(test: EvaluationOutputs, selector: Selector, statistics: Sequence[Statistics]) -> Tensor | None:
     """Return whether the class of each image is among the five that the selector prefers in its task."""
-    score, every = class_scorer(selector, test.evidence(), statistics), torch.arange(len(test.task))
-    return test.is_among_top5(lambda task: score(task, every))
+    return test.is_among_top5(class_scorer(selector, test.evidence(), statistics))
 
 
 def _mean(values: Sequence[float] | None) -> float | None:

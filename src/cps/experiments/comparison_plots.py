@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -39,7 +40,7 @@ class Style:
         self.lines = {row.label: LINES[_number_of_way(row) % len(LINES)] for row in rows}
         self.markers = {row.label: markers[row.method] for row in rows}
 
-    def of(self, row: Row) -> dict[str, str]:
+    def of(self, row: Row) -> dict[str, Any]:
         """Return the options of a row for `Axes.plot`."""
         return {
             "color": self.colours[row.method],
@@ -94,8 +95,9 @@ def plot_bytes(comparison: Comparison, size: int) -> Figure:
     style = Style(rows)
     for row in _best_first(rows, lambda row: _final(row, size)):
         options = {**style.of(row), "linestyle": "none"}
-        hollow = {"markerfacecolor": "white"} if _number_of_way(row) else {}
-        axes.plot([row.kept / MEBIBYTE], [_final(row, size)], label=row.label, markersize=7, **options, **hollow)
+        if _number_of_way(row):
+            options["markerfacecolor"] = "white"
+        axes.plot([row.kept / MEBIBYTE], [_final(row, size)], label=row.label, markersize=7, **options)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter("{x:g}")

@@ -38,7 +38,7 @@ def comparison_section(comparison: Comparison) -> dict[str, Any]:
 
 def published_table(comparison: Comparison) -> Table:
     """Return what was published for the same data in the same tasks, beside what the comparison measured."""
-    sizes = comparison.results[0].classes_per_task if comparison.results else ()
+    sizes = comparison.results[0].classes_per_task if comparison.results else [0]
     here = {row.method: row for row in reversed(rows_of(comparison))}
     head = [
         "method",
@@ -85,7 +85,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 def _describe(comparison: Comparison) -> str:
-    sizes = comparison.results[0].classes_per_task if comparison.results else ()
+    sizes = list(comparison.results[0].classes_per_task) if comparison.results else [0]
     tasks = f"{len(sizes)} tasks of {sizes[0]}" if len(set(sizes)) == 1 else f"tasks of {join_names(sizes)}"
     budget = f"{comparison.passes} passes over the images of each task" if comparison.passes else "as published"
     memory = comparison.memory or "as published"

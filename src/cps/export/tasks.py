@@ -83,14 +83,14 @@ def _export_onnx(
 def _noise(network: SharedNetwork) -> Tensor:
     """Return images of noise in the range of the training images."""
     low, high = network.input_range or PIXEL_RANGE
-    shape = network.input_shape or ()
+    shape = list(network.input_shape or ())
     return low + (high - low) * torch.rand(CHECK_IMAGES, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def _common_metadata(learner: Learner) -> dict[str, str]:
     """Return the metadata of every exported file: the format of the images, and the version of cps."""
     network, margin = learner.network, learner.architecture.margin if learner.architecture else 0.0
-    shape = network.input_shape or ()
+    shape = list(network.input_shape or ())
     image: dict[str, object] = {"shape": shape}
     if len(shape) == 3:
         image["layout"] = "channels, height, width"

@@ -73,7 +73,7 @@ class TrainedMethod:
         self.trainer = Trainer(self.device_fabric)
         self.maps: TrunkMaps | None = None  # of a frozen trunk, if there is one
         dtype = next((each.dtype for each in self.backbone.parameters()), torch.float32)
-        self.prepare: Callable[[Tensor], Tensor] = Prepare(self.normalize, dtype)  # raw images -> what the backbone reads
+        self.prepare: Callable[[Tensor], Tensor] = Prepare(self.normalize, dtype)  # from images to what is trained on
         self.transform = BatchTransform(self.prepare, self.augment)
         self.classes: list[tuple[ClassName, ...]] = []  # of each task, with those of the task being learned
 

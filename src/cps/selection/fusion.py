@@ -38,12 +38,13 @@ class Fusion(NumericSettings):
     The log probability of a class is that in the shared space, plus `task_weight` times the log probability of its task
     by the cascade, plus `class_weight` times that of the class within its task by the subnetwork. The same sum names
     the class. Weights that are None are those of `WEIGHTS` with the smallest log loss on the held-out images of the
-    tasks, or `DEFAULT_WEIGHTS` if fewer than `ENOUGH_HELD_OUT` were held out. Weights of 0 leave the shared space alone.
+    tasks, or `DEFAULT_WEIGHTS` if fewer than `ENOUGH_HELD_OUT` were held out. Weights of 0 leave the shared space
+    alone.
 
     The cascade needs the outputs of all subnetworks, and its statistics grow with every task, so with more than
     `cascade_tasks` tasks it is left out. Then only the most probable tasks run their subnetworks: as many as it takes
-    for a probability of `certainty` in the shared space, and at most `most_subnetworks`. To the others all classes of
-    their task are equally probable.
+    for a probability of `certainty` in the shared space, and at most `most_subnetworks`. To those that do not run, all
+    classes of their task are equally probable.
     """
 
     shared: SharedSpace = field(default=SharedSpace())
@@ -164,8 +165,9 @@ class Fusion(NumericSettings):
         if needed is None:
             return mean_by_group(self.score_images(evidence, precomputed), groups)
         shared, _ = _split(precomputed)
-        number = (shared[0]["classes by task"] >= 0).sum(dim=1)  # of classes; a subnetwork that did not run says nothing
-        scores = self.shared.score_best_classes(evidence, shared) - precomputed[0]["weights"][1] * number.log()
+        # A subnetwork that did not run says nothing: the classes of its task are equally probable to it.
+        classes = (shared[0]["classes by task"] >= 0).sum(dim=1)
+        scores = self.shared.score_best_classes(evidence, shared) - precomputed[0]["weights"][1] * classes.log()
         images, tasks = needed.nonzero(as_tuple=True)
         if len(images):
             scores[images, tasks] = self.score_pairs(evidence, precomputed, images, tasks).amax(dim=1)
@@ -230,7 +232,7 @@ class Fusion(NumericSettings):
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
     ) -> Tensor:
         """Return the log probabilities (n, classes) in the shared space alone."""
-        return self.shared.score_classes(evidence, _split(precomputed)[0], task, images)
+        return self.shared.score_classes_without_subnetwork(evidence, _split(precomputed)[0], task, images)
 
     def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
         """Return the relative distances of new images in the shared space."""

@@ -121,11 +121,16 @@ def choose_classes(
     selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], tasks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the probability and the index of the best class within the task of each image, on the CPU."""
-    images = torch.arange(len(tasks))
+    return best_class(_score_pairs(selector, evidence, statistics, torch.arange(len(tasks)), tasks).cpu())
+
+
+def _score_pairs(
+    selector: Selector, evidence: Evidence, statistics: Sequence[Statistics], images: Tensor, tasks: Tensor
+) -> Tensor:
+    """Return the scores (n, most classes) of `class_scorer` for pairs of an image and a task, given as indices."""
     if isinstance(selector, ClassSelector):
-        precomputed = precompute_once(selector, statistics, evidence)
-        return best_class(selector.score_pairs(evidence, precomputed, images, tasks).cpu())
-    return best_class(evidence.logits_of(images, tasks).cpu())
+        return selector.score_pairs(evidence, precompute_once(selector, statistics, evidence), images, tasks)
+    return evidence.logits_of(images, tasks)
 
 
 def class_scorer(selector: Selector, evidence: Evidence, statistics: Sequence[Statistics]) -> Callable[[int], Tensor]:
@@ -152,7 +157,7 @@ def score_all_classes(
     `log_shares` (N, tasks) belong to the tasks, `of_tasks` are their classes. The best class of a task has the
     probability of the task, and the others are less probable by as much as they are within the task.
     """
-    score, log_shares = class_scorer(selector, evidence, statistics), log_shares.cpu().double()
+    log_shares = log_shares.cpu().double()
     log_shares = log_shares.masked_fill(log_shares.isnan(), -torch.inf)
     classes = tuple(dict.fromkeys(name for names in of_tasks for name in names))
     column = {name: index for index, name in enumerate(classes)}
@@ -170,7 +175,8 @@ def score_all_classes(
         has_run[evidence.ran(task)] = True
         images, others = has_run.nonzero()[:, 0], (~has_run).nonzero()[:, 0]
         if len(images):
-            add(task, images, score(task, images))
+            scored = _score_pairs(selector, evidence, statistics, images, torch.full_like(images, task))
+            add(task, images, scored[:, : len(of_tasks[task])])
         if len(others) and is_partial:
             precomputed = precompute_once(selector, statistics, evidence)
             add(task, others, selector.score_classes_without_subnetwork(evidence, precomputed, task, others))

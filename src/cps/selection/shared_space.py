@@ -207,7 +207,7 @@ class SharedSpace(NumericSettings):
         self, evidence: Evidence, precomputed: Sequence[Statistics], task: int, images: Tensor
     ) -> Tensor:
         """Return the same, which needs no subnetwork."""
-        return self.score_classes(evidence, precomputed, task, images)
+        return self.score_pairs(evidence, precomputed, images, torch.full_like(images, task))
 
     def relative_distances(self, evidence: Evidence, statistics: Sequence[Statistics]) -> Tensor | None:
         """Return how much closer each image is to a class than to all images; None with one class or too many."""

@@ -28,7 +28,7 @@ def decode_upload(upload: Upload, image_format: ImageFormat, limits: Limits) -> 
     try:
         with Image.open(upload, formats=FORMATS) as opened:
             width, height = opened.size
-            opened.draft("RGB", (image_format.size,) * 2)  # JPEG is decoded at a fraction of its size
+            opened.draft("RGB", (image_format.scaled, image_format.scaled))  # JPEG is decoded at a fraction of its size
             pixels = opened.width * opened.height
     except Image.DecompressionBombError:
         raise ImageError(f"'{upload}' has too many pixels to be read safely: send a smaller image.") from None
