@@ -36,6 +36,56 @@ def test_an_inactive_channel_that_would_become_active_stays_and_an_unread_one_go
     assert find_dead_channels(backbone, weights, [images])["0.weight"].tolist() == [False, True, False]
 
 
+def test_a_channel_that_only_later_images_use_stays():
+    backbone = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).eval()
+    weights = {"0.weight": torch.eye(3, 2), "2.weight": torch.tensor([[1.0, 1.0, 0.0], [1.0, 2.0, 0.0]])}
+    with torch.no_grad():
+        backbone[0].bias.zero_()
+    first, second = torch.tensor([[1.0, -1.0]] * 4), torch.tensor([[1.0, 1.0]] * 4)
+    assert find_dead_channels(backbone, weights, [first])["0.weight"].tolist() == [False, True, True]
+    assert find_dead_channels(backbone, weights, [first, second])["0.weight"].tolist() == [False, False, True]
+
+
+class Saturated(nn.Sequential):
+    """Blocks with an activation that is saturated in channel 0 for all images, so that the gradient there is zero."""
+
+    def __init__(self, blocks):
+        super().__init__(*(nn.Sequential(nn.Linear(6, 6), nn.Hardtanh(-0.1, 0.1)) for _ in range(blocks)))
+
+    def forward(self, pixels):
+        for block in self:
+            pixels = pixels + block(pixels)
+        return pixels
+
+
+def test_layers_whose_saturated_channels_matter_keep_them_and_six_passes_are_enough():
+    torch.manual_seed(0)
+    backbone, images = Saturated(blocks=24).eval(), 1 + torch.rand(256, 6)
+    weights = {name: value.detach().clone() for name, value in backbone.named_parameters() if value.ndim > 1}
+    matter = {"3.0.weight", "20.0.weight"}  # without it: the other bound; in the other layers: the same
+    with torch.no_grad():
+        for name, weight in weights.items():
+            bias = backbone.get_parameter(name.replace("weight", "bias")).zero_()
+            weight.mul_(0.01)
+            weight[0], bias[0] = (1.0, -3.0) if name in matter else (0.1, 2.0)
+    passed = []
+    backbone.register_forward_pre_hook(lambda _module, inputs: passed.append(len(inputs[0])))
+    dead = find_dead_channels(backbone, weights, list(images.split(64)))
+    assert 4 * len(images) < sum(passed) <= 6 * len(images)
+    for name, mask in dead.items():
+        assert mask.tolist() == [name not in matter, *[False] * 5]
+
+
+def test_other_networks_take_two_passes():
+    torch.manual_seed(0)
+    backbone, passed = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval(), []
+    weights = {name: value.detach().clone() for name, value in backbone.named_parameters() if value.ndim > 1}
+    weights["2.weight"][:, 2] = 0
+    backbone.register_forward_pre_hook(lambda _module, inputs: passed.append(len(inputs[0])))
+    assert find_dead_channels(backbone, weights, [torch.rand(8, 4)] * 4)["0.weight"][2]
+    assert sum(passed) == 2 * 32
+
+
 def test_a_layer_before_a_detach_keeps_its_channels():
     class Detached(nn.Module):
         def __init__(self):

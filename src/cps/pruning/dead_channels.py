@@ -11,46 +11,101 @@ from cps.network.masks import per_output
 from cps.network.partition import layer_of
 from cps.pruning.activations import output_channel_axis
 
+Channels = dict[str, Tensor]  # a bool for each output of each layer
+
+CHANGED_IMAGES = 8  # of a batch, those that change most, on which the layers that cause it are found
+
 
 @torch.no_grad()
-def find_dead_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> dict[str, Tensor]:
+def find_dead_channels(backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor]) -> Channels:
     """Return for each shared layer which of its outputs the features do not depend on, as bools (out,).
 
     A channel that nothing reads has a gradient of exactly zero, whatever the module does between the channel and the
-    features. A ReLU that is off or a saturated activation has a zero gradient too, but may change the features once its
-    channel is removed. So features and gradients are computed again without the dead channels, until no gradient
-    returns. If the features still differ, the layers that cause it keep all of their channels.
+    features. So the channels without a gradient on the first batch are removed, and usually no feature changes.
+
+    A ReLU that is off or a saturated activation has a zero gradient too, but may change the features once its channel
+    is removed. Then the gradients of all images decide, with the dead channels and without. If features still change,
+    the layers that cause it keep all of their channels. After six passes over the images all layers do.
     """
-    gradients, features = _max_gradients(backbone, weights, batches)
+    backbone.eval()
+    gradients, features = _max_gradients(backbone, weights, batches[:1])
+    features += [_forward(backbone, weights, pixels) for pixels in batches[1:]]
     none = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
     dead = {**none, **{name: gradient == 0 for name, gradient in gradients.items()}}
-
-    def are_unchanged(after: Sequence[Tensor]) -> bool:
-        return all(torch.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in zip(after, features, strict=True))
-
-    def removable(names: list[str]) -> list[str]:
-        """Return those of the layers whose dead channels can be removed, by bisection: few layers cause a change."""
-        left = _zero_channels(weights, {**none, **{name: dead[name] for name in names}})
-        if are_unchanged([functional_call(backbone, left, (pixels.clone(),)) for pixels in batches]):
-            return names
-        middle = len(names) // 2
-        return [] if len(names) < 2 else removable(names[:middle]) + removable(names[middle:])
-
-    while True:
-        gradients, after = _max_gradients(backbone, _zero_channels(weights, dead), batches)
-        if are_unchanged(after):
+    removal = _Removal(backbone, weights, batches, features)
+    changed = removal.find_changed(dead)
+    if changed is None:
+        return dead
+    gradients, _ = _max_gradients(backbone, weights, batches[1:])
+    dead |= {name: dead[name] & (gradient == 0) for name, gradient in gradients.items()}
+    gradients, _ = _max_gradients(backbone, _without(weights, dead), batches)
+    dead |= {name: dead[name] & (gradient == 0) for name, gradient in gradients.items()}
+    number = sum(map(len, batches))
+    removal.images_left = 2 * number
+    while removal.images_left >= 1.25 * number:
+        names = removal.find_removable_layers(dead, changed, number // 4)
+        dead = {**none, **{name: dead[name] for name in names}}
+        more = removal.find_changed(dead)
+        if more is None:
             return dead
-        revived = {name: dead[name] & (gradient != 0) for name, gradient in gradients.items()}
-        if not any(mask.any() for mask in revived.values()):
-            break
-        dead |= {name: dead[name] & ~mask for name, mask in revived.items()}
-    names = removable([name for name, mask in dead.items() if mask.any()])
-    return {**none, **{name: dead[name] for name in names}}
+        changed = torch.cat([changed, more])
+    return none
 
 
-def _zero_channels(weights: dict[str, Tensor], channels: dict[str, Tensor]) -> dict[str, Tensor]:
+class _Removal:
+    """Compares features before and after the removal of channels; `images_left` counts down the images that pass."""
+
+    def __init__(
+        self, backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor], features: Sequence[Tensor]
+    ):
+        self.backbone, self.weights, self.batches, self.features = backbone, weights, batches, features
+        self.images_left = 0
+
+    def find_changed(self, channels: Channels) -> Tensor | None:
+        """Return the images of a batch whose features change most, or None if no feature of any image changes."""
+        for pixels, before in zip(self.batches, self.features, strict=True):
+            after = self._forward(channels, pixels)
+            if not _are_close(after, before):
+                number = max(1, min(CHANGED_IMAGES, len(pixels) // 16))
+                change = (after - before).abs().amax(dim=1).nan_to_num(nan=torch.inf)
+                return pixels[change.topk(number).indices]
+        return None
+
+    def find_removable_layers(self, channels: Channels, images: Tensor, max_images: int) -> list[str]:
+        """Return layers whose channels do not change the features of the given images.
+
+        Few layers cause a change, so they are found by bisection. Layers that are still in doubt after `max_images`
+        images have passed are left out.
+        """
+        features, last = self._forward({}, images), self.images_left - max_images
+        found, in_doubt = [], [[name for name, mask in channels.items() if mask.any()]]
+        while in_doubt and self.images_left > last:
+            names = in_doubt.pop(0)
+            if _are_close(self._forward({name: channels[name] for name in names}, images), features):
+                found += names
+            elif len(names) > 1:
+                in_doubt += [names[: len(names) // 2], names[len(names) // 2 :]]
+        return found
+
+    def _forward(self, channels: Channels, pixels: Tensor) -> Tensor:
+        self.images_left -= len(pixels)
+        return _forward(self.backbone, _without(self.weights, channels), pixels)
+
+
+def _are_close(after: Tensor, before: Tensor) -> bool:
+    largest = before.abs().max().nan_to_num(nan=0.0, posinf=0.0)
+    return torch.allclose(after, before, rtol=1e-3, atol=1e-5 * float(largest))
+
+
+def _forward(backbone: nn.Module, weights: dict[str, Tensor], pixels: Tensor) -> Tensor:
+    return functional_call(backbone, weights, (pixels.clone(),))
+
+
+def _without(weights: dict[str, Tensor], channels: Channels) -> dict[str, Tensor]:
     """Return the weights with zeros in the rows of some output channels."""
-    return {name: w.masked_fill(per_output(channels[name], w.ndim), 0.0) for name, w in weights.items()}
+    return weights | {
+        name: weights[name].masked_fill(per_output(mask, weights[name].ndim), 0.0) for name, mask in channels.items()
+    }
 
 
 def _max_gradients(
