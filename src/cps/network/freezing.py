@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from cps.network.mask_scores import update_scores
 from cps.network.masks import mask_shape
-from cps.network.partition import partition
+from cps.network.partition import copy_like, partition
 
 
 def freeze_weights(backbone: nn.Module) -> None:
@@ -39,11 +39,15 @@ Guard = Mapping[str, Protected]
 def make_restore(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[..., None]:
     """Return a function that restores the guarded entries of these parameters.
 
-    Its argument is the step size of the mask scores.
+    Its argument is the step size of the mask scores. A restored weight is `free * weight + value`, where `free` is one
+    or zero: one vectorised operation, where a CPU takes ten times as long to choose entries by a mask.
     """
     live = {name: parameters[name].detach() for name in guard}
-    taken = [(live[name], kept) for name, kept in guard.items() if kept.taken.any()]
-    pruned = [(live[name], kept) for name, kept in guard.items() if kept.off.any()]
+    restored = [
+        (live[name], _free_entries(kept).to(live[name].dtype), _kept_values(live[name], kept))
+        for name, kept in guard.items()
+        if kept.taken.any() or kept.off.any()
+    ]
     scored = [(parameters[name], kept, kept.scores) for name, kept in guard.items() if kept.scores is not None]
 
     @torch.no_grad()
@@ -51,14 +55,27 @@ def make_restore(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[...
         for weight, kept, scores in scored:
             if weight.grad is not None:
                 update_scores(scores, weight.grad, kept.sealed, kept.taken & ~kept.off, score_step)
-        for weight, kept in taken:
-            torch.where(kept.taken, kept.sealed, weight, out=weight)
-        for weight, kept in pruned:
-            weight.masked_fill_(kept.off, 0.0)
+        for weight, free, value in restored:
+            if value is None:
+                weight.mul_(free)
+            else:
+                torch.addcmul(value, weight, free, out=weight)
         for weight, kept, scores in scored:
             weight.detach().masked_fill_(kept.taken & (scores <= 0), 0.0)
 
     return restore
+
+
+def _free_entries(kept: Protected) -> Tensor:
+    """Return a mask of the entries that training may move."""
+    return ~(kept.taken | kept.off)
+
+
+def _kept_values(weight: Tensor, kept: Protected) -> Tensor | None:
+    """Return the values of the entries that training must not move, zero elsewhere, or None if all are zero."""
+    if not kept.taken.any():
+        return None
+    return copy_like(weight, torch.where(kept.taken & ~kept.off, kept.sealed, 0.0))
 
 
 class FlatRestorer:
@@ -93,7 +110,7 @@ class FlatRestorer:
             kept = guard[name]
             within = tuple(map(slice, kept.sealed.shape))
             free[name].zero_()
-            free[name][within] = (~(kept.taken | kept.off)).to(kept.sealed.dtype).expand(kept.sealed.shape)
+            free[name][within] = _free_entries(kept).to(kept.sealed.dtype).expand(kept.sealed.shape)
             value[name][within] = torch.where(kept.taken & ~kept.off, kept.sealed, 0.0)
         for name, mask in self._masks.items():
             mask.set_guard(guard.get(name))
