@@ -42,7 +42,7 @@ from cps.network.shared import SharedNetwork
 from cps.network.subnetwork import Fingerprint, Statistics, Subnetwork
 from cps.pruning.base import Pruner
 from cps.pruning.calibration import calibration_batches
-from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero
+from cps.runtime.devices import broadcast, launch, make_fabric, on_rank_zero, required_precision
 from cps.runtime.seeding import generator, seeded
 from cps.selection.all_tasks import AllTasksModule, ClassScores
 from cps.selection.base import Oracle, Selector
@@ -134,11 +134,11 @@ class Learner:
             seed=seed,
         )
         check_callback("on_epoch", on_epoch)
-        self.fabric = launch(fabric or make_fabric())
         self.workers, self.on_epoch = workers, on_epoch
         self.architecture = backbone if isinstance(backbone, Architecture) else architecture
         module = backbone.make(self.config.seed) if isinstance(backbone, Architecture) else backbone
         self.network = SharedNetwork(module, normalize=normalize, trunk=trunk)
+        self.fabric = launch(fabric or make_fabric(precision=required_precision(self.network.backbone)))
         self._keep_pretrained_if_used()
         self.network.to(self.fabric.device)
         self._trainer = Trainer(self.fabric)

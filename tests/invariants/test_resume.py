@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import cps
+from cps.runtime.devices import precision_of
 from cps.storage import container as storage
 from cps.training import checkpoint
-from samples import DropoutNet, conv_net, make_task
+from samples import ACCELERATOR, DropoutNet, conv_net, make_task
 
 
 def fingerprints(learner):
@@ -69,6 +70,12 @@ def test_a_checkpoint_of_another_run_raises(make_learner, tmp_path):
         make_learner(seed=5).learn(make_task(0), checkpoint=path)
     with pytest.raises(ValueError, match="classes"):
         make_learner().learn(make_task(20), checkpoint=path)
+    before = precision_of(stopped.fabric)
+    now = "32-true" if before == "bf16-mixed" else "bf16-mixed"
+    with pytest.raises(ValueError, match=rf"another run \(it differs in: precision \({before}, now {now}\)\)"):
+        make_learner(fabric=cps.make_fabric(accelerator=ACCELERATOR, precision=now)).learn(
+            make_task(0), checkpoint=path
+        )
     torch.manual_seed(0)
     other = conv_net()
     other[0].weight.data.mul_(2)

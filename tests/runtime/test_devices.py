@@ -43,8 +43,15 @@ def test_missing_gpus_raise(monkeypatch):
         cps.make_fabric(accelerator="mps")
 
 
+@pytest.mark.parametrize(("is_fast", "precision"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_a_cpu_trains_in_bfloat16_if_it_is_fast_in_it(monkeypatch, is_fast, precision):
+    monkeypatch.setattr(devices, "has_fast_bfloat16", lambda: is_fast)
+    assert precision_of(cps.make_fabric(accelerator="cpu")) == precision
+    assert precision_of(cps.make_fabric(accelerator="cpu", precision="32-true")) == "32-true"
+
+
 def test_a_fabric_is_launched_once():
-    fabric = cps.make_fabric(accelerator="cpu")
+    fabric = cps.make_fabric(accelerator="cpu", precision="32-true")
     assert precision_of(fabric) == "32-true"
     assert launch(fabric) is fabric
     unsupported = devices._lightning_fabric().Fabric(accelerator="cpu", devices=1, precision="64-true")

@@ -37,7 +37,7 @@ def main(folder: Path, devices: int, network: str) -> None:
     training = cps.Training(3, cps.Adam(1e-2), cps.Cosine(), batch_size=8)
     if network == "no averaging":  # the negative control
         cps.training.trainer.average_buffers = lambda model, fabric: None
-    fabric = cps.make_fabric(accelerator="cpu", devices=devices)
+    fabric = cps.make_fabric(accelerator="cpu", devices=devices, precision="32-true" if network == "plain" else None)
     pruner = RandomPruner(fabric.global_rank) if network == "norms" else cps.NNrelief()
     learner = cps.Learner(backbone, pruner=pruner, rounds=1, train=training, retrain=training, fabric=fabric)
     tasks = [make_task(first, images=29) for first in (0, 10)]

@@ -25,7 +25,7 @@ def test_plain_steps_in_mixed_precision_work_with_any_loss(make_learner):
 def test_plain_steps_follow_the_plan():
     """The learning rate of each step, the shares of a process, and the guard are those of a loop written by hand."""
     torch.manual_seed(0)
-    fabric = cps.make_fabric(accelerator="cpu")
+    fabric = cps.make_fabric(accelerator="cpu", precision="32-true")
     images, labels = torch.randn(8, 3, 6, 6), torch.arange(8) % 2
     model = Classifier(conv_net(3), nn.Linear(12, 2))
     other = copy.deepcopy(model)

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 Module = TypeVar("Module", bound=nn.Module)
 
+CHANNELS_LAST = ("cpu", "cuda")  # devices that compute convolutions faster in the channels-last layout
 PRIVATE_SHARE = 0.25  # warn if a larger share of all weights is private
 
 
@@ -85,7 +86,13 @@ def put_channels_last(module: Module) -> Module:
 
 def as_channels_last(value: Tensor) -> Tensor:
     """Return a tensor with four axes in channels-last layout, any other unchanged."""
-    return value.contiguous(memory_format=torch.channels_last) if value.ndim == 4 else value
+    if value.ndim != 4:
+        return value
+    value = value.contiguous(memory_format=torch.channels_last)
+    if value.device.type == "cpu" and value.shape[1] == 1:  # both layouts, and a CPU takes it for the other one
+        height, width = value.shape[2:]
+        return value.as_strided(value.shape, (height * width, 1, width, 1))
+    return value
 
 
 def move_module(module: nn.Module, device: torch.device) -> None:

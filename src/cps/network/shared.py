@@ -37,6 +37,7 @@ from cps.network.masks import (
 )
 from cps.network.outputs import Evidence, Outputs, concatenate, finite_outputs, join_tasks, split_by_task
 from cps.network.partition import (
+    CHANNELS_LAST,
     Parts,
     as_channels_last,
     copy_like,
@@ -137,13 +138,14 @@ class SharedNetwork:
         """Move everything to a device."""
         self.clear_compact()
         self._spaces.clear()
+        is_channels_last = device.type in CHANNELS_LAST
         for module in self._modules:
             move_module(module, device)
-            if device.type == "cuda":
+            if is_channels_last:
                 put_channels_last(module)
         pretrained = self.pretrained or {}
         for tensors in (self.weights, pretrained, self.initial, *(sub.private for sub in self.subnetworks)):
-            move_tensors(tensors, device, channels_last=device.type == "cuda")
+            move_tensors(tensors, device, channels_last=is_channels_last)
         for sub in self.subnetworks:
             for tensors in (sub.masks, sub.head, sub.pretrained_head, *sub.statistics.values()):
                 move_tensors(tensors, device)

@@ -29,7 +29,7 @@ def make_fabric(
 ) -> "Fabric":
     """Return a launched Fabric with one process per device.
 
-    The default `precision` is bf16-mixed on a CUDA GPU and 32-true elsewhere.
+    The default `precision` is bf16-mixed on a CUDA GPU and on a CPU that is fast in it, and 32-true elsewhere.
     """
     _check_options(accelerator, precision)
     lightning = _lightning_fabric()
@@ -41,7 +41,7 @@ def make_fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
-            precision=precision or ("bf16-mixed" if _is_cuda(accelerator) else "32-true"),
+            precision=precision or _default_precision(accelerator),
             strategy="ddp_find_unused_parameters_true" if is_distributed else "auto",
             plugins=None if is_distributed else single_process,
         )
@@ -86,6 +86,12 @@ def _is_cuda(accelerator: str) -> bool:
     return accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
 
 
+def _default_precision(accelerator: str) -> str:
+    has_mps = accelerator == "mps" or (accelerator == "auto" and torch.backends.mps.is_available())
+    is_fast = _is_cuda(accelerator) or (not has_mps and has_fast_bfloat16())
+    return "bf16-mixed" if is_fast else "32-true"
+
+
 def launch(fabric: "Fabric") -> "Fabric":
     """Launch a fabric if it is not running yet, and return it.
 
@@ -110,6 +116,12 @@ def precision_of(fabric: "Fabric") -> str:
     return str(fabric.strategy.precision.precision)
 
 
+def required_precision(module: nn.Module) -> str | None:
+    """Return the only precision that a module can be trained in, or None if there are several."""
+    has_float64 = any(parameter.dtype == torch.float64 for parameter in module.parameters())
+    return "32-true" if has_float64 else None
+
+
 def deterministic_cudnn() -> AbstractContextManager[None]:
     """Use only cuDNN convolutions that give the same bits every time."""
     return DETERMINISTIC_CUDNN.applied()
@@ -125,7 +137,8 @@ def full_precision() -> Iterator[None]:
 @cache
 def has_fast_bfloat16() -> bool:
     """Return True if this CPU has instructions for bfloat16, so that it computes faster in it."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    has_instructions = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return has_instructions and torch.backends.mkldnn.is_available()
 
 
 def fast_photos(device: torch.device, shape: Sequence[int]) -> AbstractContextManager[Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GetState = Callable[[], dict[str, Any]]  # called only when the state is written
+MAX_VALUE = 40  # characters of a value that an error message shows: not those of a digest
 MAX_WRITING_SHARE = 0.01  # of the training time that may be spent on writing checkpoints, roughly
 
 
@@ -97,8 +98,7 @@ class Checkpoint:
         if found.get("task", 0) < wanted.get("task", 0):
             return None
         if found != wanted:
-            differing = [key for key, value in wanted.items() if found.get(key) != value and key != "settings"]
-            differing += _changes("", found.get("settings", {}), wanted.get("settings", {}))
+            differing = [change.removeprefix("settings.") for change in _changes("", found, wanted)]
             raise ValueError(
                 f"the checkpoint '{self.path}' belongs to another run (it differs in: {', '.join(differing)}); "
                 "repeat the call that wrote it, or delete it to start over"
@@ -133,13 +133,13 @@ def identify(
 
 
 def _changes(name: str, before: Any, now: Any) -> list[str]:
-    """Return the differences between encoded settings, such as `train.epochs (10, now 11)`."""
+    """Return the differences between two identities or encoded settings, such as `train.epochs (10, now 11)`."""
     if isinstance(before, dict) and isinstance(now, dict) and before.get("type") == now.get("type"):
         inner = [_changes(f"{name}.{key}".removeprefix("."), before.get(key), now[key]) for key in now]
         return [change for changes in inner for change in changes]
     if before == now:
         return []
-    are_short = not any(isinstance(value, dict | list) for value in (before, now))
+    are_short = not any(isinstance(value, dict | list) or len(str(value)) > MAX_VALUE for value in (before, now))
     return [f"{name} ({before}, now {now})" if are_short else name]
 
 

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
 from cps.network.freezing import Guard, make_restore
-from cps.network.partition import trainable
+from cps.network.partition import as_channels_last, trainable
+from cps.runtime.devices import precision_of
+from cps.training.cpu import speed_up
 from cps.training.objective import Objective, Trained, guarded_parameters
 from cps.training.settings import Training
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+UNCONVERTED = ("32-true", "bf16-mixed")  # precisions whose input needs no conversion outside autocast
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ class PlainSteps:
             if isinstance(model, Objective)
             else training.optimizer(trainable(model).values())
         )
+        self._hooks: list[RemovableHandle] = []
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_loss = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
@@ -103,9 +109,14 @@ class PlainSteps:
         """Start from the present weights of a model, with a new optimizer or a saved optimizer state."""
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
+        if self.fabric.device.type == "cpu":
+            self._hooks = speed_up(model, self.optimizer)
         self.restore = make_restore(guard, guarded_parameters(model))
         self.objective = model if isinstance(model, Objective) else None
-        self.fabric_model, self.fabric_optimizer = self.fabric.setup(model, self.optimizer)
+        fabric_model, self.fabric_optimizer = self.fabric.setup(model, self.optimizer)
+        # Lightning's wrapper searches all arguments for tensors to convert, which autocast does where it is needed.
+        is_converted = self.fabric.world_size > 1 or precision_of(self.fabric) not in UNCONVERTED
+        self.forward = fabric_model if is_converted else model
 
     def run(self, examples: Examples, plan: EpochPlan) -> Tensor:
         """Take one step per batch of an epoch; return the sum of the losses."""
@@ -120,8 +131,11 @@ class PlainSteps:
 
     def _step(self, batch: Sequence[Tensor], loss_weight: float, score_step: float) -> None:
         pixels, labels = self.transform(*batch)
-        # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones such as losses.
-        loss = self.fabric_model(pixels, labels, self.loss.__call__) * loss_weight
+        if self._hooks:
+            pixels = as_channels_last(pixels)
+        with self.fabric.autocast():
+            # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones, as losses.
+            loss = self.forward(pixels, labels, self.loss.__call__) * loss_weight
         self.fabric.backward(loss)
         if self.objective is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)  # scaled in 16-bit precision
@@ -137,7 +151,9 @@ class PlainSteps:
         """Do nothing: the classifier itself is trained."""
 
     def release(self) -> None:
-        """Do nothing: no image is kept."""
+        """Remove the hooks; no image is kept."""
+        for hook in self._hooks:
+            hook.remove()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the state of the optimizer."""

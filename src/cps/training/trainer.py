@@ -17,7 +17,7 @@ from torch import Tensor
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
 from cps.network.freezing import Guard
-from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of
+from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of, required_precision
 from cps.runtime.seeding import generator, seeded
 from cps.training.objective import Objective, Trained
 from cps.training.settings import Training
@@ -188,10 +188,9 @@ class Trainer:
 
 
 def _check_dtype(model: Trained, fabric: "Fabric") -> None:
-    precision = precision_of(fabric)
-    if precision != "32-true" and any(parameter.dtype == torch.float64 for parameter in model.parameters()):
+    if required_precision(model) not in (None, precision_of(fabric)):
         raise ValueError(
-            f"a backbone in float64 cannot be trained in {precision}; pass "
+            f"a backbone in float64 cannot be trained in {precision_of(fabric)}; pass "
             "fabric=cps.make_fabric(precision='32-true'), or the backbone in float32"
         )
 
