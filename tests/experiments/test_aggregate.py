@@ -15,8 +15,7 @@ from cps.experiments.aggregate import (
     task_table,
 )
 from cps.experiments.published import PUBLISHED
-from cps.experiments.results import Bounds, read_results
-from cps.methods.joint import JointMetrics
+from cps.experiments.results import Bounds, JointMetrics, read_results
 from experiments.fake_results import make_closed_form, make_metrics, make_results
 
 

@@ -72,10 +72,7 @@ class Compare:
         if any(task.test is None for task in scenario):
             raise ValueError(f"'{self.setting.recipe.name}' has a task without test images, so nothing can be measured")
         with self._lock():
-            for (
-                name,
-                contestant,
-            ) in contestants.items():  # what is wrong for all tasks shows before the first is learned
+            for name, contestant in contestants.items():  # shows what is wrong before the first task is learned
                 method = contestant.make(self._setting(scenario))
                 _check_memory(name, method, scenario)
                 for order in self.orders:
@@ -139,7 +136,7 @@ class Compare:
             order=scenario.order,
             seed=self.setting.seed,
             assumes=method.assumes.encode(),
-            settings=_settings(method),
+            settings=measured.identity["settings"],
             selector=method.selector.name,
             group_selector=method.group_selector.name,
             classes_per_task=tuple(len(task.classes) for task in scenario),

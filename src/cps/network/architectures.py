@@ -44,7 +44,7 @@ class Architecture(NumericSettings):
                 f"unknown backbone '{self.name}'{_nearest(self.name, BUILTINS)}; choose from: {', '.join(BUILTINS)}, "
                 f"{TORCHVISION}:NAME or {TIMM}:NAME"
             )
-        self._require("margin", 0 <= self.margin < 1, must="in [0, 1)")
+        self._require("margin", 0 <= self.margin <= 1, must="in [0, 1]")
         self._require("channels", 1 <= self.channels <= 64, must="in [1, 64]")
         if not isinstance(self.weights, str):
             raise TypeError(f"weights of Architecture must be text, got {self.weights!r}")
