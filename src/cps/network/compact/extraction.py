@@ -151,7 +151,7 @@ def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> tuple[fx.GraphModul
     ShapeProp(graph).propagate(pixels)
     graph = _restore_norms(graph)
     _fold_norms(graph)
-    channels = _ChannelGroups(graph)
+    channels = ChannelGroups(graph)
     used = channels.find_used()
     for node in graph.graph.nodes:
         if node.op != "call_module":
@@ -217,7 +217,7 @@ def _fold_norms(graph: fx.GraphModule) -> None:
     graph.recompile()
 
 
-class _ChannelGroups:
+class ChannelGroups:
     """Group the values of a graph that carry the same channels, and find the channels that are read.
 
     Values that are added or multiplied carry the same channels. A convolution reads one group and writes another.
