@@ -162,7 +162,8 @@ class Compare:
         )
 
     def _setting(self, scenario: Scenario) -> Setting:
-        return replace(self.setting, tasks=len(scenario))
+        classes = sum(len(task.classes) for task in scenario)
+        return replace(self.setting, tasks=len(scenario), classes=classes)
 
     def _scenario(self, order: Order) -> Scenario:
         scenario = self.setting.recipe.scenario(self.data, order, partial(self._report_decoding, order))

@@ -42,6 +42,7 @@ from cps.methods.subnetworks.clnp import CLNP
 from cps.methods.subnetworks.cpg import CPG
 from cps.methods.subnetworks.packnet import PackNet
 from cps.methods.subnetworks.piggyback import Piggyback
+from cps.methods.subnetworks.spacenet import SpaceNet
 from cps.methods.subnetworks.supsup import SupSup
 from cps.methods.subnetworks.wsn import WSN
 from cps.methods.task_subnetworks import TaskSubnetworks
@@ -65,8 +66,8 @@ class Setting:
     `budget` is "equal", so that the training steps of every method see as many images as those of cps with the recipe,
     by the recipe's optimizer, or "own", so that every method is trained as it was published; one that was not is
     trained by the recipe. `memory` is that of methods that keep images, None for the one that each was published with.
-    `weights` is a file of pretrained weights. `tasks` is the number of tasks, for methods that share their network
-    equally among them.
+    `weights` is a file of pretrained weights. `tasks` and `classes` are the numbers of those in all, for methods that
+    are given them before the first task.
     """
 
     recipe: Recipe
@@ -76,6 +77,7 @@ class Setting:
     seed: int = 0
     weights: Path | None = None
     tasks: int | None = None
+    classes: int | None = None
 
     def make_backbone(self) -> nn.Module:
         """Return the backbone that every method starts with."""
@@ -142,6 +144,8 @@ def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options
             settings["train"] = (recipe.joint if kind is Joint else None) or recipe.train
         if keeps_images and setting.memory is not None:
             settings["memory"] = setting.memory
+        if kind is SpaceNet:
+            settings |= {"tasks": setting.tasks, "total_classes": setting.classes}
         return kind(
             setting.make_backbone(),
             augment=recipe.augment,
@@ -262,6 +266,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "si": single_head(SynapticIntelligence),
     "mas": single_head(MAS),
     "rwalk": single_head(RWalk),
+    "spacenet": single_head(SpaceNet),
     "packnet": task_subnetworks(PackNet, phases=("retrain",)),
     "clnp": task_subnetworks(CLNP),
     "piggyback": task_subnetworks(Piggyback, like_train=("mask_train",)),
