@@ -8,7 +8,7 @@ from torch import nn
 
 import cps
 from cps.methods.blocks.joint_optimizer import JointOptimizer
-from cps.methods.blocks.scores import Above, ScoredWeights, TopShare, differentiable_mask, uniform_scores
+from cps.methods.blocks.scores import Above, ScoredWeights, TopShare, straight_through, uniform_scores
 from cps.network.classifier import Classifier
 
 
@@ -30,7 +30,7 @@ def test_gradients_pass_straight_through_to_the_scores():
         (Above(0.1), [1.0, 0.0, 0.0], [2.0, 3.0, 5.0]),
         (TopShare(0.5), [1.0, 1.0, 0.0], [2.0, -3.0, 5.0]),  # a larger absolute score is a smaller negative one
     ):
-        mask = differentiable_mask(rule, scores)
+        mask = straight_through(rule, scores, rule.mask(scores))
         assert mask.tolist() == values
         scores.grad = None
         (mask * torch.tensor([2.0, 3.0, 5.0])).sum().backward()
@@ -66,6 +66,26 @@ def test_weights_that_are_not_choosable_are_on_whatever_their_scores():
     assert model.masks()["weight"].tolist() == [[True, False], [True, True]]
     model(torch.ones(1, 2), torch.tensor([0]), cps.CrossEntropy()).backward()
     assert (model.values[0].grad[1] == 0).all()
+
+
+def test_neither_decay_nor_momentum_moves_weights_that_are_off():
+    model = objective([[2.0, -1.0], [0.5, 4.0]], [[1.0, 0.0], [0.0, 1.0]], Above(0.5))
+    weight = model.student.backbone.weight
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, weight_decay=0.1)
+
+    def step(scores):
+        with torch.no_grad():
+            model.values[0].copy_(torch.tensor(scores))
+        before = weight.detach().clone()
+        optimizer.zero_grad()
+        model(torch.ones(1, 2), torch.tensor([0]), cps.CrossEntropy()).backward()
+        model.before_step()
+        optimizer.step()
+        model.after_step()
+        return (weight != before).tolist()
+
+    assert step([[1.0, 0.0], [0.0, 1.0]]) == [[True, False], [False, True]]
+    assert step([[0.0, 1.0], [0.0, 1.0]]) == [[False, True], [False, True]]
 
 
 def test_scores_are_drawn_like_weights_and_from_the_seed():

@@ -39,6 +39,19 @@ def test_scores_carry_over_and_are_trained_by_their_own_optimizer(fabric):
     assert moving.kept()["scores"] == sum(weight.nbytes for weight in moving.network.weights.values())
 
 
+def test_weights_that_no_task_uses_carry_over_as_they_are(fabric):
+    training = cps.Training(2, cps.Adam(1e-2, weight_decay=1e-2), batch_size=16)
+    method = learned(fabric, tasks=0, density=0.3, score_optimizer=cps.SGD(0.0), train=training)
+    came = {name: weight.clone() for name, weight in method.network.weights.items()}
+    for index in range(2):
+        method.learn(make_task(10 * index))
+        for name, weight in method.network.weights.items():
+            free = ~method.network.taken[name]
+            assert (came[name][free] != 0).all()
+            assert torch.equal(weight[free], came[name][free])
+            assert not torch.equal(weight, came[name])
+
+
 def test_with_full_density_the_first_task_takes_all_weights_and_later_ones_only_reuse_them(fabric):
     method = learned(fabric, density=1.0)
     assert method.network.free_share() == 0

@@ -84,9 +84,9 @@ class _StraightThrough(torch.autograd.Function):
         return gradients[0], None
 
 
-def differentiable_mask(rule: MaskRule, scores: Tensor) -> Tensor:
-    """Return the mask of scores as numbers, with gradients that pass straight through."""
-    values: Any = _StraightThrough.apply(rule.ranking(scores), rule.mask(scores))
+def straight_through(rule: MaskRule, scores: Tensor, mask: Tensor) -> Tensor:
+    """Return the mask of scores as numbers, with gradients that pass straight through to the scores."""
+    values: Any = _StraightThrough.apply(rule.ranking(scores), mask)
     return values
 
 
@@ -107,7 +107,8 @@ def constant_scores(weights: Mapping[str, Tensor], value: float = 1e-2) -> dict[
 class ScoredWeights(SubnetworkObjective):
     """Train a classifier under the masks of its scores, and the scores by an optimizer for them alone.
 
-    `scores` and `choosable` name shared weights of the backbone; weights that are not `choosable` are always on.
+    `scores` and `choosable` name shared weights of the backbone; weights that are not `choosable` are always on. Those
+    that are off stay as they are: weight decay would shrink them, and then the gradients of their scores.
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class ScoredWeights(SubnetworkObjective):
         self.names = list(scores)
         self.values = nn.ParameterList([nn.Parameter(value.clone()) for value in scores.values()])
         self.rule, self.optimizer, self.choosable = rule, optimizer, choosable
+        self._on: Masks = {}  # in the last forward pass
+        self._before: dict[str, Tensor] = {}
 
     @property
     def scores(self) -> dict[str, Tensor]:
@@ -132,16 +135,19 @@ class ScoredWeights(SubnetworkObjective):
 
     def masks(self) -> Masks:
         """Return which weights are on."""
-        masks = {name: self.rule.mask(scores) for name, scores in self.scores.items()}
-        choosable = self.choosable
-        return masks if choosable is None else {name: mask | ~choosable[name] for name, mask in masks.items()}
+        return {name: self._mask(name, scores) for name, scores in self.scores.items()}
+
+    def _mask(self, name: str, scores: Tensor) -> Tensor:
+        mask = self.rule.mask(scores)
+        return mask if self.choosable is None else mask | ~self.choosable[name]
 
     def effective_weights(self) -> dict[str, Tensor]:
         """Return the weights under the masks, which gradients reach."""
         live = dict(self.student.backbone.named_parameters())
         effective = {}
         for name, scores in zip(self.names, self.values, strict=True):
-            mask = differentiable_mask(self.rule, scores)
+            self._on[name] = self._mask(name, scores)
+            mask = straight_through(self.rule, scores, self._on[name])
             if self.choosable is not None:
                 mask = torch.where(self.choosable[name], mask, 1.0)
             effective[name] = live[name] * mask.to(live[name].dtype)
@@ -151,6 +157,19 @@ class ScoredWeights(SubnetworkObjective):
         """Return the loss of a batch."""
         weights = {f"backbone.{name}": value for name, value in self.effective_weights().items()}
         return functional_call(self.student, weights, (pixels, labels, loss))
+
+    def before_step(self) -> None:
+        """Keep the weights."""
+        live = dict(self.student.backbone.named_parameters())
+        self._before = {name: live[name].detach().clone() for name in self._on if live[name].requires_grad}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Restore the weights that are off."""
+        live = dict(self.student.backbone.named_parameters())
+        for name, before in self._before.items():
+            torch.where(self._on[name], live[name].detach(), before, out=live[name].detach())
+        self._before = {}
 
     def make_optimizer(self, training: Training) -> torch.optim.Optimizer:
         """Return the optimizer of the settings for the student, joined with that of the scores."""

@@ -15,8 +15,8 @@ class WSN(TaskSubnetworks):
 
     In every layer a task uses the share `density` of the weights with the largest absolute scores, free ones and those
     of earlier tasks. Weights and scores are trained together, the scores by gradients straight through the mask. When
-    the task ends, the weights in its mask are frozen, and the scores carry over to the next task. Scores have an
-    optimizer for them alone, with the schedule of `train`.
+    the task ends, the weights in its mask are frozen; the others and all scores carry over to the next task. Scores
+    have an optimizer for them alone, with the schedule of `train`.
     """
 
     _: KW_ONLY
@@ -36,5 +36,6 @@ class WSN(TaskSubnetworks):
         scores = self.buffers or uniform_scores(self.network.weights, task.generator(SCORES))
         objective = self.scored(scores, self.rule, self.score_optimizer)
         self.fit(task, self.train, objective=objective)
+        self.draft.end_dense_training()
         self.draft.prune(objective.masks())
         self.buffers = {name: value.clone() for name, value in objective.scores.items()}
