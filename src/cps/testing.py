@@ -1,7 +1,9 @@
 """Checks that every pruner, selector and method must pass, including your own: call them from your tests."""
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from cps.network.subnetwork import Subnetwork
 from cps.pruning.base import Pruner
 from cps.selection.base import GraphSelector, LazySelector, Selector
 from cps.selection.groups import consecutive_groups
+from cps.training import checkpoint as checkpoints
 
 
 def check_pruner(pruner: Pruner) -> None:
@@ -182,7 +185,7 @@ def _check_outputs(outputs: list[Outputs], sizes: list[int], images: int) -> Non
 def _check_interruption(make: Callable[[nn.Module], Method], backbone: nn.Module, expected: list[Outputs]) -> None:
     """Interrupt the second task after each of its epochs, and resume."""
     for stop in _epochs_of_second_task(make, backbone):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _every_epoch_saved():
             method, checkpoint, done = make(backbone), Path(folder) / "checkpoint", 0
             tests, tasks = _method_tasks()
             method.learn(tasks[0])
@@ -204,6 +207,17 @@ def _check_interruption(make: Callable[[nn.Module], Method], backbone: nn.Module
                 _same_everywhere(expected, list(method.evidence(tests))),
                 "a task that was interrupted and resumed must end with the same bits",
             )
+
+
+@contextmanager
+def _every_epoch_saved() -> Iterator[None]:
+    """Write a checkpoint after every epoch, however short: otherwise a later phase would never be resumed."""
+    share = checkpoints.MAX_WRITING_SHARE
+    checkpoints.MAX_WRITING_SHARE = math.inf
+    try:
+        yield
+    finally:
+        checkpoints.MAX_WRITING_SHARE = share
 
 
 def _epochs_of_second_task(make: Callable[[nn.Module], Method], backbone: nn.Module) -> Iterator[int]:

@@ -161,6 +161,20 @@ def test_a_checkpoint_of_another_task_or_method_is_refused(fabric, tmp_path, mon
         finetuning(fabric, ExperienceReplay).learn(make_task(0), checkpoint=tmp_path / "checkpoint")
 
 
+def test_negative_control_a_method_that_repeats_what_is_done_between_its_phases_breaks_the_contract(fabric):
+    class Repeats(Finetuning):
+        def train_task(self, task):
+            task.fit(self.model, task.examples, self.train, share=0.5)
+            self.buffers["scale"] = 2 * self.buffers.get("scale", torch.ones(1))  # in a resumed task, too
+            task.fit(self.model, task.examples, self.train, phase="second", share=0.5)
+
+        def logits(self, features):
+            return self.buffers["scale"] * super().logits(features)
+
+    with pytest.raises(AssertionError, match="resumed must end with the same bits"):
+        cps.check_method(lambda backbone: Repeats(backbone, train=QUICK, fabric=fabric))
+
+
 @pytest.mark.parametrize("passes", [0.5, 3.0])
 def test_with_a_budget_every_task_sees_the_same_number_of_images(fabric, passes):
     budgets = []
