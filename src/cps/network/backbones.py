@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from cps.network.efficientnet import EfficientNetLite0
 
+STAGES = 4  # maps of a residual network that are compared
+
 
 class SmallConvNet(nn.Module):
     """Three convolutions with batch norm, for small images such as 8x8 digits: images -> `widths[-1]` features."""
@@ -46,8 +48,15 @@ class Block(nn.Module):
 
     def forward(self, signal: Tensor) -> Tensor:
         """Return the block's output."""
+        return self.activate(self.total(signal))
+
+    def total(self, signal: Tensor) -> Tensor:
+        """Return the sum of the branch and the shortcut."""
         branch = F.relu(self.norm1(self.conv1(signal)))
-        total = self.norm2(self.conv2(branch)) + self.shortcut(signal)
+        return self.norm2(self.conv2(branch)) + self.shortcut(signal)
+
+    def activate(self, total: Tensor) -> Tensor:
+        """Return the block's output for the sum of the branch and the shortcut."""
         return F.relu(total) if self.last_relu else total
 
 
@@ -100,6 +109,8 @@ class ResNet(nn.Module):
                 groups.append(Block(width_in, width, stride, shortcut=shortcut, last_relu=last_relu))
                 width_in = width
         self.blocks = nn.Sequential(*groups)
+        ends = {blocks * (index + 1) - 1 for index in range(len(widths))}
+        self.stage_ends = sorted(ends if len(ends) >= STAGES else ends | {len(groups) - 2})
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode=fan, nonlinearity="relu")
@@ -108,6 +119,20 @@ class ResNet(nn.Module):
         """Return features, shape (N, widths[-1])."""
         signal = F.relu(self.norm(self.stem(images)))
         return self.blocks(signal).mean(dim=(2, 3))
+
+    def forward_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return features, and the maps (N, channels, height, width) at the ends of the stages, before their last ReLU.
+
+        A network with three stages has a fourth map, that of the block before the last, as in PODNet's ResNet-32.
+        """
+        signal, maps = F.relu(self.norm(self.stem(images))), []
+        for index, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            total = block.total(signal)
+            signal = block.activate(total)
+            if index in self.stage_ends:
+                maps.append(total)
+        return signal.mean(dim=(2, 3)), maps
 
 
 def resnet18(channels: int = 3, widths: Sequence[int] = (64, 128, 256, 512)) -> ResNet:
@@ -139,6 +164,19 @@ def large_resnet18(channels: int = 3) -> nn.Module:
 def resnet18_third(channels: int = 3) -> ResNet:
     """Return the paper's ResNet-18(1/3) for small images."""
     return resnet18(channels, (21, 42, 85, 170))
+
+
+def remove_last_relu(backbone: nn.Module) -> None:
+    """Remove the last ReLU of a builtin ResNet or `SmallConvNet`, so that features have both signs.
+
+    Other backbones stay as they are.
+    """
+    if isinstance(backbone, ResNet):
+        last = backbone.blocks[-1]
+        assert isinstance(last, Block)
+        last.last_relu = False
+    if isinstance(backbone, SmallConvNet):
+        backbone.layers[-1] = nn.Identity()
 
 
 BUILTINS: dict[str, Callable[[int], nn.Module]] = {
