@@ -1,5 +1,7 @@
 """A short training, and what several tests of methods measure."""
 
+from operator import eq
+
 import torch
 
 import cps
@@ -8,6 +10,7 @@ from samples import conv_net, make_task
 
 QUICK = cps.Training(2, cps.Adam(1e-2), batch_size=16)
 ONE_EPOCH = cps.Training(1, cps.Adam(1e-2), batch_size=16)  # of a further phase
+LONGER = cps.Training(10, cps.Adam(2e-2), batch_size=16)
 MEMORY = Memory(21)  # three images of each of seven classes
 
 
@@ -38,3 +41,12 @@ def learn_two_tasks(method):
     moved = (method.evidence(images)[0].logits - before).norm() / before.norm()
     right = sum(found == label for found, label in zip(method.predict(test, task=1).classes, labels, strict=True))
     return moved.item(), right / len(labels)
+
+
+def right_after_three_tasks(method):
+    """Return how many of its 12 test images a method finds the class of, for each of three tasks."""
+    tasks = [make_task(10 * index, images=48) for index in range(3)]
+    for task in tasks:
+        method.learn(task)
+    found = [method.predict(task.test[0]).classes for task in tasks]
+    return [sum(map(eq, classes, task.test[1])) for classes, task in zip(found, tasks, strict=True)]
