@@ -37,6 +37,7 @@ from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
 from cps.methods.replay.il2m import IL2M
 from cps.methods.replay.lucir import LUCIR
+from cps.methods.replay.podnet import PODNet, PODNetNME
 from cps.methods.replay.weight_aligning import WeightAligning
 from cps.methods.single_head import SingleHead
 from cps.methods.subnetworks.clnp import CLNP
@@ -260,6 +261,8 @@ CONTESTANTS: dict[str, Contestant] = {
     "eeil": single_head(EEIL, phases=("balance",)),
     "bic": single_head(BiC),
     "lucir": single_head(LUCIR),
+    "podnet-cnn": single_head(PODNet),
+    "podnet-nme": single_head(PODNetNME),
     "il2m": single_head(IL2M),
     "der": single_head(DER),
     "foster": single_head(FOSTER, phases=("first", "compress")),
