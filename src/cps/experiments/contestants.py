@@ -31,6 +31,7 @@ from cps.methods.regularization.mas import MAS
 from cps.methods.regularization.r_ewc import REWC
 from cps.methods.regularization.rwalk import RWalk
 from cps.methods.regularization.synaptic_intelligence import SynapticIntelligence
+from cps.methods.replay.afc import AFC
 from cps.methods.replay.bic import BiC
 from cps.methods.replay.eeil import EEIL
 from cps.methods.replay.experience_replay import ExperienceReplay
@@ -263,6 +264,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "lucir": single_head(LUCIR),
     "podnet-cnn": single_head(PODNet),
     "podnet-nme": single_head(PODNetNME),
+    "afc": single_head(AFC),
     "il2m": single_head(IL2M),
     "der": single_head(DER),
     "foster": single_head(FOSTER, phases=("first", "compress")),
