@@ -91,6 +91,7 @@ from .training.settings import (
     AdamW as AdamW,
     Constant as Constant,
     Cosine as Cosine,
+    RAdam as RAdam,
     SGD as SGD,
     Steps as Steps,
     Training as Training,

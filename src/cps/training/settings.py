@@ -78,6 +78,19 @@ class AdamW(_OptimizerSettings):
 
 @setting
 @dataclass(frozen=True)
+class RAdam(_OptimizerSettings):
+    """Adam whose first steps are small because their statistics are uncertain (Liu et al., ICLR 2020)."""
+
+    lr: float = 1e-2
+    weight_decay: float = 0.0
+
+    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """Return an optimizer of these parameters."""
+        return torch.optim.RAdam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+
+
+@setting
+@dataclass(frozen=True)
 class Constant:
     """A constant learning rate."""
 
