@@ -37,6 +37,7 @@ from cps.methods.replay.eeil import EEIL
 from cps.methods.replay.experience_replay import ExperienceReplay
 from cps.methods.replay.icarl import ICaRL
 from cps.methods.replay.il2m import IL2M
+from cps.methods.replay.itaml import ITAML
 from cps.methods.replay.lucir import LUCIR
 from cps.methods.replay.podnet import PODNet, PODNetNME
 from cps.methods.replay.weight_aligning import WeightAligning
@@ -147,8 +148,10 @@ def single_head(kind: type[SingleHead], *, phases: Sequence[str] = (), **options
             settings["train"] = (recipe.joint if kind is Joint else None) or recipe.train
         if keeps_images and setting.memory is not None:
             settings["memory"] = setting.memory
-        if kind is SpaceNet:
-            settings |= {"tasks": setting.tasks, "total_classes": setting.classes}
+        if "tasks" in defaults and setting.tasks is not None:
+            settings["tasks"] = setting.tasks
+        if "total_classes" in defaults and setting.classes is not None:
+            settings["total_classes"] = setting.classes
         return kind(
             setting.make_backbone(),
             augment=recipe.augment,
@@ -265,6 +268,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "podnet-cnn": single_head(PODNet),
     "podnet-nme": single_head(PODNetNME),
     "afc": single_head(AFC),
+    "itaml": single_head(ITAML),
     "il2m": single_head(IL2M),
     "der": single_head(DER),
     "foster": single_head(FOSTER, phases=("first", "compress")),
