@@ -22,6 +22,7 @@ from cps.methods.blocks.memory import Memory
 from cps.methods.closed_form import ClosedForm
 from cps.methods.expansion.der import DER
 from cps.methods.expansion.foster import FOSTER
+from cps.methods.expansion.progressive_net import ProgressiveNet
 from cps.methods.finetuning import Finetuning
 from cps.methods.joint import Joint
 from cps.methods.regularization.ewc import EWC
@@ -272,6 +273,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "il2m": single_head(IL2M),
     "der": single_head(DER),
     "foster": single_head(FOSTER, phases=("first", "compress")),
+    "progressivenet": single_head(ProgressiveNet),
     "ewc": single_head(EWC),
     "r-ewc": single_head(REWC),
     "si": single_head(SynapticIntelligence),
