@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from method_samples import MEMORY, ONE_EPOCH, QUICK, make, same_trajectory
 
 import cps
-from cps.methods.blocks.columns import Columns
 from cps.methods.blocks.distillation import distillation_loss
 from cps.methods.blocks.memory import Memory
 from cps.methods.blocks.teacher import Frozen, Teacher
+from cps.methods.expansion.columns import Columns
 from cps.methods.expansion.foster import FOSTER, BoostingLoss, CompressionLoss
 from cps.methods.finetuning import Finetuning
 from cps.network.classifier import Classifier

@@ -5,9 +5,9 @@ import torch
 from method_samples import QUICK, learn_two_tasks, make, same_trajectory
 
 import cps
-from cps.methods.blocks.importance import exact_fisher, flat_parameters
-from cps.methods.blocks.quadratic_penalty import Penalized
 from cps.methods.regularization.ewc import EWC
+from cps.methods.regularization.importance import exact_fisher, flat_parameters
+from cps.methods.regularization.quadratic_penalty import Penalized
 from cps.methods.regularization.separate_heads import SeparateHeads
 from samples import make_task
 

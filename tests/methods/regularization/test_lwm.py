@@ -6,8 +6,8 @@ from method_samples import QUICK, learn_two_tasks, make, same_trajectory
 from torch import nn
 
 import cps
-from cps.methods.blocks.attention import attention_distance
 from cps.methods.blocks.teacher import Teacher
+from cps.methods.regularization.attention import attention_distance
 from cps.methods.regularization.lwf import DistilledOldClasses, LwF
 from cps.methods.regularization.lwm import DistilledAttention, LwM, teacher_attention
 from cps.methods.regularization.separate_heads import SeparateHeads

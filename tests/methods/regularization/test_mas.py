@@ -4,7 +4,7 @@ import torch
 from method_samples import QUICK, learn_two_tasks, make, same_trajectory
 
 import cps
-from cps.methods.blocks.importance import flat_parameters, output_sensitivity
+from cps.methods.regularization.importance import flat_parameters, output_sensitivity
 from cps.methods.regularization.mas import MAS
 from cps.methods.regularization.separate_heads import SeparateHeads
 from samples import make_task

@@ -4,9 +4,9 @@ import torch
 from method_samples import QUICK, learn_two_tasks, make, same_trajectory
 
 import cps
-from cps.methods.blocks.eigenbasis import Basis
-from cps.methods.blocks.importance import flat_parameters
+from cps.methods.regularization.eigenbasis import Basis
 from cps.methods.regularization.ewc import EWC
+from cps.methods.regularization.importance import flat_parameters
 from cps.methods.regularization.r_ewc import REWC, RotatedPenalty, Term
 from cps.methods.regularization.separate_heads import SeparateHeads
 from cps.network.classifier import Classifier

@@ -7,8 +7,8 @@ from torch import nn
 
 import cps
 from cps.data.examples import TensorExamples
-from cps.methods.blocks.importance import flat_parameters
-from cps.methods.blocks.quadratic_penalty import Penalized
+from cps.methods.regularization.importance import flat_parameters
+from cps.methods.regularization.quadratic_penalty import Penalized
 from cps.methods.regularization.rwalk import RWalk, WindowedPath, scaled
 from cps.methods.regularization.separate_heads import SeparateHeads
 from cps.methods.task_training import TaskTraining

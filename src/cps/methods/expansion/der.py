@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from cps.method import Assumptions
 from cps.methods.blocks.balanced import balanced_examples, balanced_number
-from cps.methods.blocks.columns import Columns
-from cps.methods.blocks.head_loss import HeadLoss
 from cps.methods.blocks.memory import Memory
 from cps.methods.blocks.teacher import frozen
+from cps.methods.expansion.columns import Columns
+from cps.methods.expansion.head_loss import HeadLoss
 from cps.methods.single_head import SingleHead
 from cps.methods.task_training import TaskTraining, phase_shares
 from cps.network.classifier import Classifier, Loss, make_head

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from cps.data.examples import read_labels
 from cps.method import Assumptions
-from cps.methods.blocks.class_weights import effective_number_weights
-from cps.methods.blocks.columns import Columns
 from cps.methods.blocks.distillation import distillation_loss
 from cps.methods.blocks.heads import widen_linear
 from cps.methods.blocks.memory import Memory
 from cps.methods.blocks.teacher import Frozen, Teacher
+from cps.methods.expansion.class_weights import effective_number_weights
+from cps.methods.expansion.columns import Columns
 from cps.methods.single_head import SingleHead
 from cps.methods.task_training import TaskTraining, phase_shares
 from cps.network.classifier import Classifier, Loss, make_head

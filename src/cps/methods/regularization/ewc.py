@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cps.methods.blocks.importance import exact_fisher, flat_parameters, image_batches
-from cps.methods.blocks.quadratic_penalty import Penalized
+from cps.methods.regularization.importance import exact_fisher, flat_parameters, image_batches
+from cps.methods.regularization.quadratic_penalty import Penalized
 from cps.methods.regularization.separate_heads import SeparateHeads
 from cps.methods.task_training import TaskTraining
 from cps.training.objective import Trained

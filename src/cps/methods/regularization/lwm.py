@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cps.methods.blocks.attention import attention_distance, attention_maps, last_maps, recorded_maps
 from cps.methods.blocks.teacher import Teacher
+from cps.methods.regularization.attention import attention_distance, attention_maps, last_maps, recorded_maps
 from cps.methods.regularization.lwf import DistilledOldClasses, LwF
 from cps.methods.task_training import TaskTraining
 from cps.network.classifier import Classifier, Loss

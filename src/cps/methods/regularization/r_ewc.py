@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cps.methods.blocks.eigenbasis import Basis, layer_bases, rotated
-from cps.methods.blocks.importance import exact_fisher, flat_parameters, image_batches
+from cps.methods.regularization.eigenbasis import Basis, layer_bases, rotated
+from cps.methods.regularization.importance import exact_fisher, flat_parameters, image_batches
 from cps.methods.regularization.separate_heads import LossFrom, SeparateHeads
 from cps.methods.task_training import TaskTraining, with_prefix
 from cps.network.classifier import Classifier, Loss

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cps.methods.blocks.importance import empirical_fisher, flat_parameters
-from cps.methods.blocks.quadratic_penalty import PathIntegral
+from cps.methods.regularization.importance import empirical_fisher, flat_parameters
+from cps.methods.regularization.quadratic_penalty import PathIntegral
 from cps.methods.regularization.separate_heads import SeparateHeads
 from cps.methods.task_training import TaskTraining
 from cps.network.classifier import Classifier, Loss

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from cps.methods.blocks.heads import guard_rows
-from cps.methods.blocks.importance import flat_parameters
+from cps.methods.regularization.importance import flat_parameters
 from cps.methods.single_head import SingleHead
 from cps.methods.task_training import TaskTraining
 from cps.network.classifier import Classifier, Loss

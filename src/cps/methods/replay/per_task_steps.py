@@ -64,7 +64,7 @@ class PerTaskSteps(PlainSteps):
     def _train(self, pixels: Tensor, labels: Tensor, tasks: int) -> None:
         """Take the inner steps for one of the tasks in a batch."""
         for step in range(self.inner_steps):
-            loss = self.fabric_model(pixels, labels, self.loss.__call__)
+            loss = self.forward(pixels, labels, self.loss.__call__)
             self.fabric.backward(loss)
             self.fabric_optimizer.step()
             self.fabric_optimizer.zero_grad()

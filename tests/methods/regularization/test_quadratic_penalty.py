@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import cps
-from cps.methods.blocks.importance import flat_parameters
-from cps.methods.blocks.quadratic_penalty import PathIntegral, Penalized
+from cps.methods.regularization.importance import flat_parameters
+from cps.methods.regularization.quadratic_penalty import PathIntegral, Penalized
 from cps.network.classifier import Classifier
 from samples import conv_net
 

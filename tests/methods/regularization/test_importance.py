@@ -6,7 +6,7 @@ from torch import nn
 
 from cps.data.examples import TensorExamples
 from cps.methods.blocks import importance
-from cps.methods.blocks.importance import (
+from cps.methods.regularization.importance import (
     empirical_fisher,
     exact_fisher,
     image_batches,

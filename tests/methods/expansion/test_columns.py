@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from cps.methods.blocks.columns import Columns
+from cps.methods.expansion.columns import Columns
 from samples import conv_net
 
 IMAGES = torch.randn(8, 2, 6, 6, generator=torch.Generator().manual_seed(0))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from cps.methods.blocks.eigenbasis import Basis, layer_bases, rotated
-from cps.methods.blocks.importance import flat_parameters
+from cps.methods.regularization.eigenbasis import Basis, layer_bases, rotated
+from cps.methods.regularization.importance import flat_parameters
 from cps.network.classifier import Classifier
 from samples import conv_net
 

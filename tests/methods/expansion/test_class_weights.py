@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cps.methods.blocks.class_weights import effective_number_weights
+from cps.methods.expansion.class_weights import effective_number_weights
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from cps.methods.blocks.attention import attention_distance, attention_maps, last_maps, recorded_maps
+from cps.methods.regularization.attention import attention_distance, attention_maps, last_maps, recorded_maps
 from cps.network.backbones import SmallConvNet, large_resnet18, resnet32
 from samples import conv_net
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cps.methods.blocks.importance import flat_parameters
+from cps.methods.regularization.importance import flat_parameters
 from cps.network.classifier import Classifier, Loss
 from cps.network.partition import trainable
 from cps.training.objective import Objective

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 import cps
-from cps.methods.blocks.head_loss import HeadLoss
 from cps.methods.blocks.teacher import frozen
+from cps.methods.expansion.head_loss import HeadLoss
 from samples import conv_net
 
 
