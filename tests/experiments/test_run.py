@@ -122,7 +122,8 @@ def test_a_folder_is_not_reused_for_a_run_with_other_settings(tmp_path, fabric):
         quick_run(tmp_path, fabric).start()
 
 
-def test_a_folder_of_an_early_version_is_recognised_despite_renamed_settings(tmp_path, fabric):
+def test_a_folder_of_an_early_version_is_recognised_despite_renamed_settings(tmp_path):
+    exact = cps.make_fabric(accelerator="cpu", precision="32-true")
     shutil.copy(Path(__file__).parents[1] / "fixtures" / "version0" / "run.json", tmp_path)
     note = json.loads((tmp_path / "run.json").read_text())
     assert "own=" in note["settings"]["selector Cascade"]
@@ -130,10 +131,10 @@ def test_a_folder_of_an_early_version_is_recognised_despite_renamed_settings(tmp
     train, retrain = note["epochs"]
     recipe = replace(recipe, train=replace(recipe.train, epochs=train), retrain=replace(recipe.retrain, epochs=retrain))
     tasks = recipe.scenario(None, None).tasks[: note["tasks"]]
-    Run(recipe, tmp_path, fabric)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
+    Run(recipe, tmp_path, exact)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
     other = replace(recipe, selectors=(cps.Cascade(temperature=9.0), cps.MaxOutput()))
     with pytest.raises(ValueError, match="holds another run .selector Cascade"):
-        Run(other, tmp_path, fabric)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
+        Run(other, tmp_path, exact)._claim_folder(replace(recipe.scenario(None, None), tasks=tasks))
 
 
 def test_a_run_without_test_images_is_rejected_before_learning(tmp_path, fabric):

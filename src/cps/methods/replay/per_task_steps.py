@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cps.network.freezing import Guard
+from cps.training.objective import Trained
 from cps.training.steps import Fit, PlainSteps
 
 if TYPE_CHECKING:
@@ -37,9 +39,12 @@ class PerTaskSteps(PlainSteps):
         super().__init__(fit.model, fit.training, fabric, fit.transform)
         self.task_of_class, self.rate = task_of_class.to(fabric.device), rate
         self.inner_steps, self.in_sequence = inner_steps, in_sequence
-        self.parameters = [parameter.detach() for parameter in fit.model.parameters() if parameter.requires_grad]
-        buffers = dict(fit.model.named_buffers()).values()
-        self.statistics = [buffer for buffer in buffers if buffer.is_floating_point()]
+
+    def begin(self, model: Trained, guard: Guard, optimizer_state: dict[str, Any] | None) -> None:
+        """Start from the present weights, in the memory layout that training gives them."""
+        super().begin(model, guard, optimizer_state)
+        self.parameters = [parameter.detach() for parameter in model.parameters() if parameter.requires_grad]
+        self.statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
 
     def _step(self, batch: Sequence[Tensor], loss_weight: float, score_step: float) -> None:
         pixels, labels = self.transform(*batch)
@@ -64,7 +69,8 @@ class PerTaskSteps(PlainSteps):
     def _train(self, pixels: Tensor, labels: Tensor, tasks: int) -> None:
         """Take the inner steps for one of the tasks in a batch."""
         for step in range(self.inner_steps):
-            loss = self.forward(pixels, labels, self.loss.__call__)
+            with self.fabric.autocast():
+                loss = self.forward(pixels, labels, self.loss.__call__)
             self.fabric.backward(loss)
             self.fabric_optimizer.step()
             self.fabric_optimizer.zero_grad()
