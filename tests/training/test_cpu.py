@@ -10,6 +10,7 @@ import cps
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import TensorExamples
 from cps.network.classifier import Classifier
+from cps.network.partition import named_tensors, set_tensors
 from cps.training.cpu import speed_up
 from cps.training.steps import EpochPlan, PlainSteps
 from samples import conv_net, make_task
@@ -48,13 +49,14 @@ def test_a_state_of_another_layout_continues_as_if_training_had_not_stopped(sett
         steps = PlainSteps(model, cps.Training(1, setting), fabric, BatchTransform())
         steps.begin(model.train(), {}, state)
         steps.run(examples, plan)
-        steps.release()
         return steps
 
     whole = copy.deepcopy(model)
     steps = train(whole, None)
-    resumed = copy.deepcopy(whole)
+    resumed = copy.deepcopy(model)
+    set_tensors(resumed, named_tensors(whole))
     steps.run(examples, plan)
+    steps.release()
     state = train(model, None).optimizer_state()
     laid_out = {name: value for name, value in state["state"][0].items() if torch.is_tensor(value) and value.ndim == 4}
     assert laid_out  # the state of the first convolution
@@ -63,9 +65,19 @@ def test_a_state_of_another_layout_continues_as_if_training_had_not_stopped(sett
         index: {name: value.contiguous() if torch.is_tensor(value) else value for name, value in entries.items()}
         for index, entries in state["state"].items()
     }
-    train(resumed, {**state, "state": as_in_a_file})
+    train(resumed, {**state, "state": as_in_a_file}).release()
     for value, expected in zip(resumed.state_dict().values(), whole.state_dict().values(), strict=True):
         assert torch.equal(value, expected)
+
+
+def test_after_training_a_model_has_the_layout_that_it_had_before():
+    model = conv_net()
+    layouts = {name: value.stride() for name, value in named_tensors(model).items()}
+    values = {name: value.clone() for name, value in named_tensors(model).items()}
+    with speed_up(model, torch.optim.SGD(model.parameters())):
+        assert {name: value.stride() for name, value in named_tensors(model).items()} != layouts
+    assert {name: value.stride() for name, value in named_tensors(model).items()} == layouts
+    assert all(torch.equal(value, values[name]) for name, value in named_tensors(model).items())
 
 
 def test_gradients_reach_norm_layers_in_the_layout_of_their_input():
@@ -79,12 +91,11 @@ def test_gradients_reach_norm_layers_in_the_layout_of_their_input():
         norm.register_full_backward_hook(
             lambda _module, _before, after: layouts.append(after[0].is_contiguous(memory_format=torch.channels_last))
         )
-    hooks = speed_up(model, torch.optim.SGD(model.parameters()))
-    model(images).square().sum().backward()
+    with speed_up(model, torch.optim.SGD(model.parameters())):
+        model(images).square().sum().backward()
     assert len(layouts) == len(norms)
     assert all(layouts)
-    for hook in hooks:
-        hook.remove()
+    model.zero_grad()
     layouts.clear()
     model(images).square().sum().backward()
     assert not all(layouts)  # the negative control

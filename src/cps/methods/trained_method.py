@@ -16,7 +16,7 @@ from cps.data.normalize import Normalize, Prepare
 from cps.method import Assumptions, Method, predict
 from cps.methods.blocks.trunk_maps import TrunkMaps
 from cps.methods.task_training import PhaseProgress
-from cps.runtime.devices import launch, make_fabric
+from cps.runtime.devices import launch, make_fabric, required_precision
 from cps.selection.base import Selector
 from cps.selection.predict import Prediction
 from cps.storage import container
@@ -68,7 +68,7 @@ class TrainedMethod:
         check_callback("on_epoch", self.on_epoch)
         if self.passes is not None and not self.passes > 0:
             raise ValueError(f"passes must be a positive number of passes over the images of a task, got {self.passes}")
-        self.device_fabric = launch(self.fabric or make_fabric())
+        self.device_fabric = launch(self.fabric or make_fabric(precision=required_precision(self.backbone)))
         self.device = self.device_fabric.device
         self.trainer = Trainer(self.device_fabric)
         self.maps: TrunkMaps | None = None  # of a frozen trunk, if there is one

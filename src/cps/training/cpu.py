@@ -1,39 +1,49 @@
 """The plain training step at the speed of a CPU: memory layout, fused optimizers, and which layers gain by bfloat16."""
 
 import math
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from cps.network.partition import as_channels_last, copy_like, put_channels_last
+from cps.network.partition import as_channels_last, copy_like, named_tensors, put_channels_last
 
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # have one operation for all parameters
 SMALL_LAYER = 2**20  # multiplications below which a layer takes longer to convert its input than bfloat16 saves
 
 
-def speed_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[RemovableHandle]:
-    """Prepare a model and its optimizer for training on a CPU; return hooks to remove afterwards."""
+def speed_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> ExitStack:
+    """Prepare a model and its optimizer for training on a CPU; what is returned undoes it when it is closed."""
+    undo = ExitStack()
+    undo.callback(_restore_layouts, [(value, value.stride()) for value in named_tensors(model).values()])
     _fuse(optimizer)
     put_channels_last(model)
     _align_state(optimizer)
-    handles = []
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             precision = _LayerPrecision()
-            handles.append(module.register_forward_pre_hook(precision.enter))
-            handles.append(module.register_forward_hook(precision.leave, always_call=True))
+            undo.callback(module.register_forward_pre_hook(precision.enter).remove)
+            undo.callback(module.register_forward_hook(precision.leave, always_call=True).remove)
         elif isinstance(module, nn.BatchNorm2d) or next(module.children(), None) is not None:
-            handles.append(module.register_forward_hook(_lay_out_gradient))
-    return handles
+            undo.callback(module.register_forward_hook(_lay_out_gradient).remove)
+    return undo
+
+
+@torch.no_grad()
+def _restore_layouts(strides: list[tuple[Tensor, tuple[int, ...]]]) -> None:
+    """Give tensors the layout that they had, since a model that is read from a file computes other bits in another."""
+    for value, stride in strides:
+        if value.stride() != stride:
+            value.data = torch.empty_strided(value.shape, stride, dtype=value.dtype).copy_(value)
 
 
 def _fuse(optimizer: torch.optim.Optimizer) -> None:
     """Let an optimizer of torch update all parameters in one operation, unless it was told how to."""
-    for group in optimizer.param_groups:
-        if type(optimizer) in FUSED and not any(group[key] for key in ("fused", "foreach", "differentiable")):
-            group["fused"] = True
+    for part in getattr(optimizer, "optimizers", [optimizer]):  # several that take their steps together
+        for group in part.param_groups:
+            if type(part) in FUSED and not any(group[key] for key in ("fused", "foreach", "differentiable")):
+                group["fused"] = True
 
 
 def _align_state(optimizer: torch.optim.Optimizer) -> None:
@@ -49,8 +59,13 @@ def _lay_out_gradient(_module: nn.Module, _inputs: Any, output: Any) -> None:
 
     Operations such as a mean over pixels return gradients in another one, which slows down every norm layer before.
     """
-    if isinstance(output, Tensor) and output.ndim == 4 and output.requires_grad:
+    if isinstance(output, Tensor) and output.ndim == 4 and output.requires_grad and not _is_vectorised(output):
         output.register_hook(as_channels_last)
+
+
+def _is_vectorised(value: Tensor) -> bool:
+    """Return True inside `torch.func.vmap`, which cannot change layouts."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 class _LayerPrecision:

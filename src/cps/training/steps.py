@@ -1,12 +1,12 @@
 """Training steps: the protocol, and the plain implementation for any device."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
@@ -101,7 +101,7 @@ class PlainSteps:
             if isinstance(model, Objective)
             else training.optimizer(trainable(model).values())
         )
-        self._hooks: list[RemovableHandle] = []
+        self._undo: ExitStack | None = None
         self.rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_loss = torch.zeros((), dtype=torch.float32, device=fabric.device)
 
@@ -110,7 +110,7 @@ class PlainSteps:
         if optimizer_state is not None:
             self.optimizer.load_state_dict(optimizer_state)
         if self.fabric.device.type == "cpu":
-            self._hooks = speed_up(model, self.optimizer)
+            self._undo = speed_up(model, self.optimizer)
         self.restore = make_restore(guard, guarded_parameters(model))
         self.objective = model if isinstance(model, Objective) else None
         fabric_model, self.fabric_optimizer = self.fabric.setup(model, self.optimizer)
@@ -131,7 +131,7 @@ class PlainSteps:
 
     def _step(self, batch: Sequence[Tensor], loss_weight: float, score_step: float) -> None:
         pixels, labels = self.transform(*batch)
-        if self._hooks:
+        if self._undo is not None:
             pixels = as_channels_last(pixels)
         with self.fabric.autocast():
             # `__call__`, since lightning searches dataclass arguments for tensors and fails on frozen ones, as losses.
@@ -151,9 +151,9 @@ class PlainSteps:
         """Do nothing: the classifier itself is trained."""
 
     def release(self) -> None:
-        """Remove the hooks; no image is kept."""
-        for hook in self._hooks:
-            hook.remove()
+        """Undo what made the model faster; no image is kept."""
+        if self._undo is not None:
+            self._undo.close()
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the state of the optimizer."""

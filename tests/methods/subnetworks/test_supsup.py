@@ -47,7 +47,7 @@ def test_the_one_shot_score_is_the_gradient_of_the_entropy_of_a_mixture(fabric):
     """Compare the derivative in each direction with a difference quotient in double precision."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.Tanh()).double()
-    method = SupSup(backbone, train=QUICK, shared_norms=True, fabric=cps.make_fabric(accelerator="cpu"))
+    method = SupSup(backbone, train=QUICK, shared_norms=True)
     for index in range(3):
         method.learn(make_task(10 * index, shape=(6,)))
     images = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
