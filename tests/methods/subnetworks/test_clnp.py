@@ -104,7 +104,8 @@ def test_the_penalty_is_the_sum_of_absolute_weights(fabric):
 
 
 @pytest.mark.parametrize(
-    ("change", "match"), [({"validation": 1.0}, "validation must be"), ({"margin": -1}, "margin must be")]
+    ("change", "match"),
+    [({"validation": 1.0}, "validation must be"), ({"margin": -1}, "margin of CLNP must be 0 or more")],
 )
 def test_wrong_settings_raise(fabric, change, match):
     with pytest.raises(ValueError, match=match):

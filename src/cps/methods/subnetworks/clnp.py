@@ -49,8 +49,6 @@ class CLNP(TaskSubnetworks):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(self, "validation")
-        if not self.margin >= 0:
-            raise ValueError(f"margin must be a share of images, 0 or more, got {self.margin}")
 
     def train_task(self, task: TaskTraining) -> None:
         """Train with the penalty, and free the neurons that are hardly active."""
