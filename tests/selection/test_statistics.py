@@ -33,7 +33,7 @@ def test_nan_statistics_raise_and_the_task_is_undone(make_learner):
             return {"mean": torch.tensor([0.0, torch.nan])}
 
     learner = make_learner(selectors=[KeepsNaN()])
-    with pytest.raises(FloatingPointError, match="MaxOutput.observe returned NaN in 'mean'"):
+    with pytest.raises(FloatingPointError, match="KeepsNaN.observe returned NaN in 'mean'"):
         learner.learn(make_task(0))
     assert learner.network.subnetworks == []
 
