@@ -1,10 +1,11 @@
 """Backbones by name: builtin, of torchvision, of timm. Nothing else that a file names is built."""
 
+import sys
+
 import pytest
 import torch
 
 import cps
-from cps.network import architectures
 from cps.storage.settings_codec import decode, encode
 
 
@@ -51,7 +52,7 @@ def test_networks_that_do_not_end_in_a_linear_head_are_refused():
 
 
 def test_without_timm_the_error_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(architectures, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r"needs timm; install it with: pip install .*\[pretrained\]"):
         cps.Architecture("timm:resnet10t").make(0)
 

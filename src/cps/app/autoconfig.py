@@ -11,7 +11,7 @@ from cps.config import SELECTORS
 from cps.data.augmentation import Augmentation, Chain, Flip, PadCrop, ResizedCrop
 from cps.data.normalize import Normalize
 from cps.learner import Learner
-from cps.network.architectures import EXTRA, Architecture
+from cps.network.architectures import INSTALL, Architecture
 from cps.network.pretrained import RESNET18, has_published_weights, preprocessing_of
 from cps.pruning.nnrelief import NNrelief
 from cps.runtime.devices import has_fast_bfloat16
@@ -33,8 +33,8 @@ FROZEN_METHOD = "closed form over frozen features"
 NO_WEIGHTS = (
     "the images look like photos, but no pretrained weights are on this machine, so a network is trained from scratch: "
     "it takes longer, and far fewer predictions will be right (of 300 photos of ten bird species 40% instead of 86%). "
-    f"Get weights with: {EXTRA}, or choose --backbone torchvision:resnet18, which downloads them; --from-scratch hides "
-    "this warning"
+    f"Get weights with: {INSTALL}, or choose --backbone torchvision:resnet18, which downloads them; --from-scratch "
+    "hides this warning"
 )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from cps.cli.arguments import Loader, get_loader
 from cps.cli.terminal import console, sanitize, warn
+from cps.runtime.extras import install_command
 
 
 def serve(
@@ -39,8 +40,9 @@ def serve(
 
         from cps.serve.server import make_app, make_server
     except ModuleNotFoundError as error:
-        command = 'pip install "continual-prune-and-select[serve]"'
-        raise RuntimeError(f"cps serve needs {error.name}, which is not installed; run: {command}") from None
+        raise RuntimeError(
+            f"cps serve needs {error.name}, which is not installed; run: {install_command('serve')}"
+        ) from None
     from cps.serve.middleware import Limits
     from cps.serve.served_model import ServedModel
 

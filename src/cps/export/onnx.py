@@ -1,6 +1,5 @@
 """Write a module as an ONNX graph and compare it with torch."""
 
-import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.runtime.devices import exact_photos
+from cps.runtime.extras import install_command, is_installed
 from cps.runtime.text import first_line
 from cps.storage.atomic import atomic_write
 
@@ -28,8 +28,8 @@ def write_onnx(
     """
     if path.suffix != ".onnx":
         raise ValueError(f"the file must end in .onnx, or in .safetensors for one task, got '{path.name}'")
-    if importlib.util.find_spec("onnxscript") is None or importlib.util.find_spec("onnx") is None:
-        raise RuntimeError('ONNX export needs more packages: pip install "continual-prune-and-select[export]"')
+    if not (is_installed("onnxscript") and is_installed("onnx")):
+        raise RuntimeError(f"ONNX export needs more packages: {install_command('export')}")
     module = module.cpu().eval()
     with atomic_write(path) as partial:
         _save_graph(module, images, output_names, metadata, partial)
@@ -61,7 +61,7 @@ def _save_graph(
 
 def _compare_with_torch(path: Path, module: nn.Module, images: Tensor) -> float | None:
     """Return the largest difference between onnxruntime and torch, for one image and for several."""
-    if importlib.util.find_spec("onnxruntime") is None:
+    if not is_installed("onnxruntime"):
         return None
     import onnxruntime
 

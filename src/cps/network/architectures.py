@@ -8,17 +8,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 
 import torch
 from torch import nn
 
 from cps.network.backbones import BUILTINS
+from cps.runtime.extras import install_command, is_installed
 from cps.runtime.seeding import seeded
 from cps.storage.settings_codec import NumericSettings, setting
 
 TORCHVISION, TIMM = "torchvision", "timm"
-EXTRA = 'pip install "continual-prune-and-select[pretrained]"'
+INSTALL = install_command("pretrained")
 LIBRARY_NAME = re.compile(rf"({TORCHVISION}|{TIMM}):[A-Za-z0-9_.]{{1,100}}")
 
 
@@ -80,8 +80,8 @@ class Architecture(NumericSettings):
 
             _check_listed(self.name_in_library, models.list_models(module=models), TORCHVISION)
         elif self.library == TIMM:
-            if find_spec(TIMM) is None:
-                raise ValueError(f"the backbone '{self.name}' needs {TIMM}; install it with: {EXTRA}")
+            if not is_installed(TIMM):
+                raise ValueError(f"the backbone '{self.name}' needs {TIMM}; install it with: {INSTALL}")
             import timm
 
             _check_listed(self.name_in_library, timm.list_models(), TIMM)

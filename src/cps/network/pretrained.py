@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from cps.data.normalize import IMAGENET, Normalize
-from cps.network.architectures import EXTRA, TIMM, TORCHVISION, Architecture
+from cps.network.architectures import INSTALL, TIMM, TORCHVISION, Architecture
 from cps.network.partition import named_tensors
 from cps.runtime.text import first_line
 from cps.storage.container import digest
@@ -104,7 +104,7 @@ def _read_lite0() -> tuple[Mapping[str, Tensor], str]:
     spec = find_spec(LITE0_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(
-            f"the weights of {LITE0} are not installed; give a file of them, or install them with: {EXTRA}"
+            f"the weights of {LITE0} are not installed; give a file of them, or install them with: {INSTALL}"
         )
     file = Path(spec.submodule_search_locations[0]) / LITE0_FILE
     if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != LITE0_SHA256:
@@ -146,7 +146,7 @@ def _no_weights(name: str, error: Exception) -> str:
     return (
         f"the pretrained weights of {name} are not in the cache and cannot be downloaded "
         f"({type(error).__name__}: {first_line(error)}); give a file of them, or use {LITE0}, whose weights come with: "
-        f"{EXTRA}"
+        f"{INSTALL}"
     )
 
 

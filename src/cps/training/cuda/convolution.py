@@ -4,15 +4,15 @@ It uses custom kernels where the deterministic kernels of cuDNN are slow. In the
 weight is computed on a side stream, while the main stream continues.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from cps.runtime.cuda_graphs import side_stream
+from cps.runtime.extras import is_installed
 
-HAS_TRITON = find_spec("triton") is not None
+HAS_TRITON = is_installed("triton")
 KERNEL_DTYPE = torch.bfloat16
 # Input times output channels up to which the custom kernels are faster than cuDNN's: in general, and for strided 1x1.
 MAX_CHANNEL_PRODUCT = 128 * 128
