@@ -1,6 +1,6 @@
 """Learn folders of images, predict, inspect, verify, serve and forget: the commands of docs/practitioners.md.
 
-The images are the digits of scikit-learn, or with `--cifar100 DIR` some classes of CIFAR-100. The last folder of
+The images are handwritten digits, or with `--cifar100 DIR` some classes of CIFAR-100. The last folder of
 CIFAR-100 has a single class.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from cps.cli import app
+from cps.data.datasets import read_digits
 
 DIGITS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 DIGIT_FOLDERS = {"january": DIGITS[:4], "february": DIGITS[4:7], "march": DIGITS[7:]}
@@ -28,9 +28,9 @@ LabelledImage = tuple[str, np.ndarray, bool]  # class, pixels, and whether it is
 
 
 def digits() -> Iterator[LabelledImage]:
-    pixels, labels = load_digits(return_X_y=True)
-    for index, (image, label) in enumerate(zip(pixels.reshape(-1, 8, 8), labels, strict=True)):
-        yield DIGITS[label], (image * 255 / 16).astype(np.uint8), index >= 1700
+    for part, is_test in zip(read_digits(), (False, True), strict=True):
+        for image, label in zip(*part, strict=True):
+            yield DIGITS[label], (image[0] * 255).astype(np.uint8), is_test
 
 
 def cifar100(folder: str) -> Iterator[LabelledImage]:

@@ -3,7 +3,6 @@
 import sys
 
 import numpy as np
-from sklearn.datasets import load_digits
 from torch import nn
 
 import cps
@@ -22,10 +21,9 @@ def make_backbone() -> nn.Module:
     )  # fmt: skip
 
 
-pixels, numbers = load_digits(return_X_y=True)
-images, labels = pixels.reshape(-1, 1, 8, 8) / 16, NAMES[numbers]
+(images, digits), (test_images, test_digits) = cps.read_digits()
 order = ["three", "eight", "one", "zero", "seven", "five", "nine", "two", "six", "four"]
-tasks = cps.split_by_class((images[:1400], labels[:1400]), (images[1400:], labels[1400:]), sizes=[4, 3, 3], order=order)
+tasks = cps.split_by_class((images, NAMES[digits]), (test_images, NAMES[test_digits]), sizes=[4, 3, 3], order=order)
 
 learner = cps.Learner(
     make_backbone(),

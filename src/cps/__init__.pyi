@@ -18,6 +18,7 @@ from .data.augmentation import (
     ResizedCrop as ResizedCrop,
     Rotate as Rotate,
 )
+from .data.datasets import read_digits as read_digits
 from .data.decode import ImageError as ImageError, read_image as read_image
 from .data.image_folder import FolderImages as FolderImages, ImageFolder as ImageFolder, read_folder as read_folder
 from .data.items import DictDataset as DictDataset

@@ -15,6 +15,21 @@ def class_names(number):
     return [f"n{index:04d}" for index in range(number)]
 
 
+def test_the_digits_are_those_of_scikit_learn_in_the_same_split():
+    pytest.importorskip("sklearn")
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    images = images.reshape(-1, 1, 8, 8) / 16
+    train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=0)
+    for part, (found, names) in zip((train, test), datasets.read_digits(), strict=True):
+        assert found.dtype == np.float32
+        assert names.dtype == labels.dtype
+        np.testing.assert_array_equal(found, images[part])
+        np.testing.assert_array_equal(names, labels[part])
+
+
 @pytest.fixture
 def tiny_cifar(tmp_path, monkeypatch):
     """Write a data set in the layout of CIFAR-100, with two images of each class."""

@@ -123,10 +123,10 @@ class Recipe:
 
 
 def digits() -> Recipe:
-    """Return the demo: scikit-learn's 8x8 digits in five tasks of two classes, with a small convolutional network."""
+    """Return the demo: 8x8 handwritten digits in five tasks of two classes, with a small convolutional network."""
     return Recipe(
         name="digits",
-        about="The demo: scikit-learn's 8x8 digits in 5 tasks of 2, small network",
+        about="The demo: 8x8 handwritten digits in 5 tasks of 2, small network",
         read=read_digits,
         sizes=2,
         cost="1 min on 2 cores",
