@@ -1,11 +1,13 @@
 """The report: one self-contained HTML page."""
 
+import sys
+
 import pytest
 
 from cps.evaluation.confusion import Confusion
 from cps.experiments.report import group_size_table, write_report
 from cps.experiments.results import Bounds, Results, read_results
-from experiments.fake_results import make_closed_form, make_metrics, make_results
+from experiments.fake_results import make_closed_form, make_comparison, make_metrics, make_results
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +24,15 @@ def test_the_page_of_one_run_has_all_plots_tables_and_facts(digits, tmp_path):
     assert page.count("<h1>") == 1
     assert f"<b>{digits.task_il.ACC:.1f}%</b>" in page
     assert digits.device in page
+
+
+def test_without_matplotlib_the_page_has_all_tables_and_says_how_to_get_the_plots(digits, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write_report(tmp_path / "report.html", [digits, make_results()], [make_comparison()])
+    page = (tmp_path / "report.html").read_text()
+    assert "<svg" not in page
+    assert page.count("Plots need matplotlib: pip install &#34;continual-prune-and-select[bench]&#34;") == 5
+    assert f"<b>{digits.task_il.ACC:.1f}%</b>" in page
 
 
 def test_the_page_of_an_early_file_leaves_out_what_the_file_does_not_have(digits, tmp_path):

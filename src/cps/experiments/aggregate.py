@@ -50,6 +50,11 @@ def describe_group_size(size: int) -> str:
     return "one image" if size == 1 else f"groups of {size}"
 
 
+def large_group_size(sizes: Sequence[int]) -> int:
+    """Return the group size to show beside the smallest one: 20, or the largest if there is no 20."""
+    return 20 if 20 in sizes else sizes[-1]
+
+
 def format_mean(values: Sequence[float]) -> str:
     """Return the mean, with the standard deviation if there are several values."""
     mean = statistics.fmean(values)

@@ -1,15 +1,17 @@
 """The part of a report that is about a comparison of methods."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from cps.experiments.aggregate import Table, describe_group_size
 from cps.experiments.comparison import Comparison
-from cps.experiments.comparison_plots import plots_of
 from cps.experiments.comparison_tables import Row, accuracy_table, assumption_table, cost_table, rows_of
-from cps.experiments.page import html_figure, html_table
+from cps.experiments.page import html_figures, html_table
 from cps.experiments.published_rivals import PublishedNumber, published_numbers
 from cps.runtime.text import format_count, join_names
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOTE = (
     "Mean and standard deviation over class orders. One image assumes nothing; the images of a group share a task. "
@@ -28,12 +30,18 @@ def comparison_section(comparison: Comparison) -> dict[str, Any]:
         "accuracy": html_table(accuracy_table(comparison)),
         "note": NOTE,
         "cost": html_table(cost_table(comparison)),
-        "figures": [html_figure(figure, caption) for figure, caption in plots_of(comparison)],
+        "figures": html_figures(lambda: _plots(comparison)),
         "assumptions": html_table(assumption_table(comparison)),
         "published": html_table(published) if published[1] else None,
         "failures": html_table((["method", "order", "error"], failures)) if failures else None,
         "facts": _facts(comparison),
     }
+
+
+def _plots(comparison: Comparison) -> Iterable[tuple["Figure", str]]:
+    from cps.experiments.comparison_plots import plots_of
+
+    return plots_of(comparison)
 
 
 def published_table(comparison: Comparison) -> Table:

@@ -8,7 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cps.evaluation.metrics import Matrix, Metrics, backward_transfer, history
-from cps.experiments.aggregate import closed_forms, common_selectors_and_sizes, describe_group_size
+from cps.experiments.aggregate import (
+    closed_forms,
+    common_selectors_and_sizes,
+    describe_group_size,
+    large_group_size,
+)
 from cps.experiments.published import PUBLISHED
 from cps.experiments.results import Results
 
@@ -30,11 +35,6 @@ SELECTOR_COLOURS = {
     "ImportanceSignature-L1": "grey",
 }
 TASK_KNOWN = "task known (task-IL)"
-
-
-def large_group_size(sizes: Sequence[int]) -> int:
-    """Return the group size to show beside the smallest one: 20, or the largest if there is no 20."""
-    return 20 if 20 in sizes else sizes[-1]
 
 
 def plot_accuracy_history(results: Results) -> Figure:

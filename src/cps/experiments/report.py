@@ -1,13 +1,10 @@
 """The report: one self-contained HTML page with tables and plots of one or more runs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cps.evaluation.confusion import Confusion
-from cps.experiments import plots
 from cps.experiments.aggregate import (
     BOUNDS,
     Table,
@@ -16,15 +13,19 @@ from cps.experiments.aggregate import (
     describe_group_size,
     describe_training,
     group_runs,
+    large_group_size,
     metrics_table,
     task_table,
 )
 from cps.experiments.comparison import Comparison, merge_comparisons
 from cps.experiments.comparison_report import comparison_section
 from cps.experiments.comparison_tables import to_csv, to_latex
-from cps.experiments.page import HtmlFigure, HtmlTable, html_figure, html_table, write_page
+from cps.experiments.page import HtmlFigure, HtmlTable, html_figures, html_table, write_page
 from cps.experiments.results import Results
 from cps.storage.atomic import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_PAIRS = 10  # of classes that are confused
 
@@ -88,16 +89,19 @@ def _overview(runs: Sequence[Results]) -> dict[str, Any]:
 
 
 def _group(name: str, runs: Sequence[Results]) -> dict[str, Any]:
-    band = "; the band is one standard deviation" if len(runs) > 1 else ""
-    large = plots.large_group_size(runs[0].group_sizes)
     return {
         "name": name,
         "runs": ", ".join(f"order {run.order} seed {run.seed}" for run in runs),
-        "figures": [
-            html_figure(plots.plot_mean_history(runs, large), f"Accuracy after each task{band}."),
-            html_figure(plots.plot_group_sizes(runs), f"Accuracy by group size{band}."),
-        ],
+        "figures": html_figures(lambda: _plots_of_group(runs)),
     }
+
+
+def _plots_of_group(runs: Sequence[Results]) -> Iterator[tuple["Figure", str]]:
+    from cps.experiments import plots
+
+    band = "; the band is one standard deviation" if len(runs) > 1 else ""
+    yield plots.plot_mean_history(runs, large_group_size(runs[0].group_sizes)), f"Accuracy after each task{band}."
+    yield plots.plot_group_sizes(runs), f"Accuracy by group size{band}."
 
 
 def _section(run: Results) -> dict[str, Any]:
@@ -117,37 +121,53 @@ def _section(run: Results) -> dict[str, Any]:
         "description": ", ".join(description),
         "cards": _cards(run),
         "accuracy": html_table(group_size_table(run)),
-        "figures": _figures(run),
+        "figures": html_figures(lambda: _plots(run)),
         "confusion": None if run.confusion is None else _confusion(run.confusion),
         "subnetworks": None if table is None else html_table(table),
         "facts": _facts(run),
     }
 
 
-def _figures(run: Results) -> list[HtmlFigure]:
-    smallest, large = run.group_sizes[0], plots.large_group_size(run.group_sizes)
-    has_large = large != smallest
-    figures: list[tuple[bool, str, Callable[[], Figure]]] = [
-        (True, "Accuracy after each task. A method that forgets loses accuracy. The gap between the blue lines and the "
-         "green line is the cost of not knowing the task. The closed form (purple, where it was measured) computes a "
-         "classifier from sums over fixed features and trains nothing.", lambda: plots.plot_accuracy_history(run)),
-        (True, "Accuracy by group size after the last task. The images of a group are known to share a task; group "
-         "size 1 assumes nothing.", lambda: plots.plot_group_sizes([run])),
-        (True, f"Accuracy of the predicted class and of the selected task for {describe_group_size(smallest)}.",
-         lambda: plots.plot_matrices(run, smallest)),
-        (has_large, f"The same for groups of {large}.", lambda: plots.plot_matrices(run, large)),
-        (True, f"How often each selector finds the right task for {describe_group_size(smallest)}.",
-         lambda: plots.plot_selection(run, smallest)),
-        (has_large, f"The same for groups of {large}.", lambda: plots.plot_selection(run, large)),
-        (True, "Accuracy on each task after the last one.", lambda: plots.plot_final_accuracy(run)),
-        (True, "Accuracy lost so far on earlier tasks. With the task known, nothing is forgotten. Without it, accuracy "
-         "drops because there are more tasks to choose from.", lambda: plots.plot_forgetting(run)),
-        (bool(run.layers), "Weights of each layer that any or every task uses, and how many tasks share a weight.",
-         lambda: plots.plot_layer_sharing(run)),
-        (bool(run.subnetworks), "Weights used by each task, and by all tasks so far.",
-         lambda: plots.plot_taken_weights(run)),
-    ]  # fmt: skip
-    return [html_figure(draw(), caption) for is_shown, caption, draw in figures if is_shown]
+def _plots(run: Results) -> Iterator[tuple["Figure", str]]:
+    from cps.experiments import plots
+
+    smallest, large = run.group_sizes[0], large_group_size(run.group_sizes)
+    yield (
+        plots.plot_accuracy_history(run),
+        "Accuracy after each task. A method that forgets loses accuracy. The gap between the blue lines and the green "
+        "line is the cost of not knowing the task. The closed form (purple, where it was measured) computes a "
+        "classifier from sums over fixed features and trains nothing.",
+    )
+    yield (
+        plots.plot_group_sizes([run]),
+        "Accuracy by group size after the last task. The images of a group are known to share a task; group size 1 "
+        "assumes nothing.",
+    )
+    yield (
+        plots.plot_matrices(run, smallest),
+        f"Accuracy of the predicted class and of the selected task for {describe_group_size(smallest)}.",
+    )
+    if large != smallest:
+        yield plots.plot_matrices(run, large), f"The same for groups of {large}."
+    yield (
+        plots.plot_selection(run, smallest),
+        f"How often each selector finds the right task for {describe_group_size(smallest)}.",
+    )
+    if large != smallest:
+        yield plots.plot_selection(run, large), f"The same for groups of {large}."
+    yield plots.plot_final_accuracy(run), "Accuracy on each task after the last one."
+    yield (
+        plots.plot_forgetting(run),
+        "Accuracy lost so far on earlier tasks. With the task known, nothing is forgotten. Without it, accuracy drops "
+        "because there are more tasks to choose from.",
+    )
+    if run.layers:
+        yield (
+            plots.plot_layer_sharing(run),
+            "Weights of each layer that any or every task uses, and how many tasks share a weight.",
+        )
+    if run.subnetworks:
+        yield plots.plot_taken_weights(run), "Weights used by each task, and by all tasks so far."
 
 
 def _confusion(confusion: Confusion) -> dict[str, Any]:
@@ -181,7 +201,7 @@ def _cost(parameters: int, operations: int, milliseconds: float) -> list[str]:
 
 
 def _cards(run: Results) -> list[Card]:
-    sizes = dict.fromkeys((run.group_sizes[0], plots.large_group_size(run.group_sizes)))
+    sizes = dict.fromkeys((run.group_sizes[0], large_group_size(run.group_sizes)))
     cards = [
         Card("", f"{_percent(run.default_metrics[size].ACC)}%", f"class-IL accuracy, {describe_group_size(size)}")
         for size in sizes
