@@ -150,7 +150,7 @@ def test_the_confusion_matrix_is_a_picture_that_can_run_nothing(address):
 
 
 def test_head_requests_get_no_body(address):
-    for path in ("/", "/docs", "/model", "/confusion.svg", "/health", "/openapi.json"):
+    for path in ("/", "/docs", "/model", "/confusion.svg", "/health", "/metrics", "/openapi.json"):
         reply = httpx.head(f"{address}{path}")
         assert (reply.status_code, reply.content) == (200, b"")
     assert httpx.head(f"{address}/predict").status_code == 405

@@ -20,7 +20,8 @@ from starlette.exceptions import HTTPException
 
 import cps
 from cps.data.decode import ImageError
-from cps.serve.middleware import RequestError, RequestGuard
+from cps.serve.metrics import CONTENT_TYPE, RequestCounter, ServerMetrics
+from cps.serve.middleware import App, RequestError, RequestGuard
 from cps.serve.schemas import ErrorReply, HealthReply, ImageReply, ModelReply, PredictReply, UnreadableReply
 from cps.serve.served_model import LoadedModel, ServedModel
 from cps.serve.uploads import Upload, decode_upload
@@ -44,7 +45,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def make_app(served: ServedModel, *, hosts: Collection[str] | None = None) -> RequestGuard:
+def make_app(served: ServedModel, *, hosts: Collection[str] | None = None) -> App:
     """Return the server as an ASGI application; `hosts` are the accepted host names, None accepts any."""
     workers = ThreadPoolExecutor(WORKERS, "cps-serve")
 
@@ -61,7 +62,7 @@ def make_app(served: ServedModel, *, hosts: Collection[str] | None = None) -> Re
         title="cps", version=cps.__version__, docs_url=None, redoc_url=None, lifespan=lifespan,
         description="Classify images with one network that has learned several tasks.",
     )  # fmt: skip
-    guard = RequestGuard(app, served.limits, hosts)
+    guard, metrics = RequestGuard(app, served.limits, hosts), ServerMetrics()
     _add_error_handlers(app)
     _add_page(app, "/", "page.html")
     _add_page(app, "/docs", "docs.html")
@@ -81,6 +82,7 @@ def make_app(served: ServedModel, *, hosts: Collection[str] | None = None) -> Re
         uploads = [Upload(image.filename or "", await image.read()) for image in images]
         work = partial(_predict_uploads, served, model, uploads, group=group, task=None if task is None else task - 1)
         reply = await _run_with_timeout(workers, work, limits.seconds)
+        metrics.count_images(reply.images)
         errors = [image.error for image in reply.images if image.error is not None]
         if len(errors) < len(reply.images):
             return reply
@@ -88,10 +90,17 @@ def make_app(served: ServedModel, *, hosts: Collection[str] | None = None) -> Re
         return JSONResponse(unreadable.model_dump(by_alias=True), 415)
 
     _add_model_and_health(app, served, guard)
-    return guard
+
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", include_in_schema=False)
+    async def get_metrics() -> Response:
+        """Return metrics for Prometheus."""
+        return Response(metrics.text(served, guard.active_requests), headers={"content-type": CONTENT_TYPE})
+
+    return RequestCounter(guard, metrics)
 
 
-def make_server(app: RequestGuard) -> uvicorn.Server:
+def make_server(app: App) -> uvicorn.Server:
     """Return a uvicorn server of the application; `run(sockets=[...])` starts it."""
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_keep_alive=5, ws="none",
@@ -208,7 +217,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
         allowed = " or ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
         known = {
-            404: "Not found: choose from /, /docs, /openapi.json, /predict, /model, /confusion.svg, /health.",
+            404: "Not found: choose from /, /docs, /openapi.json, /predict, /model, /confusion.svg, /health, /metrics.",
             405: f"Method not allowed: use {allowed} {request.url.path}.",
         }
         return JSONResponse({"error": known.get(error.status_code, error.detail)}, error.status_code, error.headers)
