@@ -15,7 +15,6 @@ from cps.cli.terminal import console, report_errors
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     help="Continual Prune-and-Select: one network learns task after task and never forgets.",
 )
 
