@@ -49,6 +49,10 @@ def test_the_picture_of_the_rooms_shows_the_contract_and_the_imports():
     assert folders <= {room for row in rooms.contract() for room in row}
 
 
+def test_the_citation_names_this_version():
+    assert f"\nversion: {cps.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 def test_the_readme_is_short_and_shows_the_rooms():
     readme = (ROOT / "README.md").read_text()
     assert readme.count("\n") <= 160
