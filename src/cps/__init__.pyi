@@ -1,5 +1,6 @@
 # The public names. `cps/__init__.py` reads this file, so it is the only list of them.
 
+from .app.hub import load_from_hub as load_from_hub, push_to_hub as push_to_hub, save_for_hub as save_for_hub
 from .closed_form.classifiers import LDA as LDA, NearestMean as NearestMean, Ridge as Ridge
 from .closed_form.spaces import (
     Joined as Joined,

@@ -14,8 +14,11 @@ MOST_CLASSES = 50  # in the table of classes
 MOST_PAIRS = 10
 
 
-def model_card(path: str | Path) -> str:
-    """Return the model card of a model file; raise `ValueError` for a model without tasks."""
+def model_card(path: str | Path, *, title: str | None = None) -> str:
+    """Return the model card of a model file; raise `ValueError` for a model without tasks.
+
+    `title` is that of the page; by default, it is the name of the file.
+    """
     model = describe(path)
     if not model["tasks"]:
         raise ValueError(f"'{path}' has no tasks, so there is nothing to describe; learn one first")
@@ -23,7 +26,7 @@ def model_card(path: str | Path) -> str:
     return (
         "\n\n".join(
             [
-                f"# {_escape(Path(path).stem)}",
+                f"# {_escape(title or Path(path).stem)}",
                 _summary(model, confusion),
                 "## What it knows\n\n" + _tasks(model),
                 "## How accurate it is\n\n" + _accuracy(confusion),
@@ -40,7 +43,9 @@ def _summary(model: dict[str, Any], confusion: Confusion) -> str:
     images = [task["notes"].get(NUM_IMAGES) for task in model["tasks"]]
     learned = f", learned from {format_count(sum(images), 'image')}" if all(type(n) is int for n in images) else ""
     classes, tasks = format_class_count(len(confusion.names)), format_count(len(model["tasks"]), "task")
-    return f"An image classifier of {classes} in {tasks}{learned}. Made by [cps](https://pypi.org/project/cps/)."
+    return (
+        f"An image classifier of {classes} in {tasks}{learned}. Made by cps (`pip install continual-prune-and-select`)."
+    )
 
 
 def format_class_count(number: int) -> str:
