@@ -294,7 +294,7 @@ def _load(path: Path, fabric: "Fabric", is_quick: bool) -> dict[str, Any]:
     """Return earlier results of the same device and versions, or an empty record."""
     new = {"device": describe_device(fabric), "versions": versions(), "is_quick": is_quick}
     if path.exists():
-        old = json.loads(path.read_text())
+        old = json.loads(path.read_text(encoding="utf-8"))
         if {key: old.get(key) for key in new} == new:
             return old
     path.parent.mkdir(parents=True, exist_ok=True)

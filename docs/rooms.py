@@ -34,7 +34,7 @@ WIDTH, HEIGHT, GAP, ROW = 210, 44, 30, 84
 
 def contract() -> list[list[str]]:
     """Return the rows of rooms, the highest first, as pyproject.toml lists them."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     return [[room.strip() for room in layer.split("|")] for layer in layers]
 
@@ -102,4 +102,4 @@ def draw() -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(draw())
+    PICTURE.write_text(draw(), encoding="utf-8", newline="\n")

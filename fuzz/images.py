@@ -163,7 +163,7 @@ def main() -> None:
 
 
 def _address_space() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights and of training")
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for variant in arguments.variants:
         how = f"order {arguments.order}, epochs x {arguments.epochs_scale:g}, validation {arguments.validation:g}"
         how += ", on test images" if arguments.test else ""

@@ -173,7 +173,7 @@ def run(options: argparse.Namespace) -> None:
     cuts = _split(names, len(names) // options.tasks)[: options.first or None]
     photos = [photos_of(classes, train, test, options.hold_out) for classes in cuts]
     model = options.out.with_suffix(".cps")
-    results: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results: dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     if model.exists():
         learner = cps.load(model, fabric=learner.fabric, on_epoch=learner.on_epoch)
     else:

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=None, help="number of tasks to learn")
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for run in arguments.runs:
         how = f"{arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}, tasks {arguments.tasks or 'all'}"
         key = f"{run}, {how}"

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True, help="folder of the features")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     cifar = read_features(CIFAR, arguments.cifar, None, arguments.cache)
     digits = read_features(DIGITS, None, None, arguments.cache)
     parts: dict[str, Callable[[], Any]] = {

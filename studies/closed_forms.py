@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, nargs="+", help="only the random patches with these numbers of filters")
     arguments = parser.parse_args()
     folders = {"digits": None, "cifar100": arguments.cifar, "cub200": arguments.cub}
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for name in arguments.data:
         for study in STUDIES[name]:
             is_wanted = getattr(study.space, "filters", None) in (*(arguments.filters or []), None)

@@ -66,7 +66,9 @@ def main() -> None:
     warnings.simplefilter("ignore")  # small networks have many private weights
     logging.getLogger("cps").setLevel(logging.ERROR)
     (images, labels), _ = read_cifar100(arguments.data)
-    done: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {"runs": []}
+    done: dict[str, Any] = (
+        json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {"runs": []}
+    )
     known = {(run["candidate"], run["network"], run["seed"]) for run in done["runs"]}
     for seed in arguments.seeds:
         for network in arguments.networks:

@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for seed in arguments.seeds:
         if str(seed) not in done:
             done[str(seed)] = _measure(seed, arguments.epochs_scale)

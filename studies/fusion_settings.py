@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--filters", type=int, default=None, help="filters of RandomPatches as the shared space")
     parser.add_argument("--scores", type=Path, default=None, help="folder for the scores of every part of the fusion")
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for run in arguments.runs:
         space = None if arguments.filters is None else cps.RandomPatches(arguments.filters)
         key = f"{run}, {arguments.hold_out:g} held out, epochs x {arguments.epochs_scale:g}, {space or 'default space'}"

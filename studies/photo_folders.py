@@ -285,7 +285,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/photo-folders.json"))
     options = parser.parse_args()
-    found = json.loads(options.out.read_text()) if options.out.exists() else {}
+    found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     found |= {
         "device": describe_device(cps.make_fabric(accelerator="cpu")),
         "threads": torch.get_num_threads(),

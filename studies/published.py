@@ -22,7 +22,7 @@ PAPER_RECIPES = ("cifar100-5", "cifar100-10", "cifar100-20", "cifar100-b50", "ci
 
 def read_json(name: str) -> dict[str, Any]:
     """Return the content of a published file that is not a results.json."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def read_run(name: str) -> Results:

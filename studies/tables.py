@@ -265,7 +265,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 
 def update_page(page: str) -> str:
     """Return the text of a page with its tables made again, each between its markers."""
-    text = (ROOT / page).read_text()
+    text = (ROOT / page).read_text(encoding="utf-8")
     for name, make in TABLES[page].items():
         pattern, table = rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", make()
         text, found = re.subn(pattern, lambda match: f"{match[1]}{table}\n{match[2]}", text, flags=re.S)  # noqa: B023
@@ -276,7 +276,7 @@ def update_page(page: str) -> str:
 def main() -> None:
     """Update every table and plot."""
     for page in TABLES:
-        (ROOT / page).write_text(update_page(page))
+        (ROOT / page).write_text(update_page(page), encoding="utf-8")
     digits = read_run("digits")
     docs = ROOT / "docs"
     plot_accuracy_history(digits).savefig(docs / "digits.png", dpi=110)

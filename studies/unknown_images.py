@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--epochs-scale", type=float, default=1.0, help="factor for the number of epochs")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    done = json.loads(arguments.out.read_text(encoding="utf-8")) if arguments.out.exists() else {}
     for run in arguments.runs:
         key = f"{run}, epochs x {arguments.epochs_scale:g}"
         if key not in done:

@@ -1,6 +1,7 @@
 """Style and types are tests too, so that one command runs all checks."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_text_files_are_read_and_written_as_utf_8_on_every_system():
+    names = r"\.(read_text|write_text)\((?!.*encoding=)"
+    for folder in ("src", "studies", "benchmarks", "fuzz", "examples"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found = [line for line in path.read_text(encoding="utf-8").splitlines() if re.search(names, line)]
+            assert found == [], path
 
 
 def test_the_dockerfile_has_no_lint():

@@ -1,10 +1,11 @@
 """Atomic writes beyond what tests/invariants/test_model_file.py claims."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from cps.storage.atomic import atomic_write, file_version, remove_temporary, write_json, write_text
+from cps.storage.atomic import _replace, atomic_write, file_version, remove_temporary, write_json, write_text
 
 
 def test_an_error_in_the_block_leaves_the_old_file_and_no_temporary_one(tmp_path):
@@ -52,4 +53,27 @@ def test_temporary_files_are_removed_by_age(tmp_path):
     remove_temporary(tmp_path / "model[1].cps")
     assert temporary.exists()
     remove_temporary(tmp_path / "model[1].cps", min_age=0)
+    assert not temporary.exists()
+
+
+class ReadFile(type(Path())):
+    """A path whose file others are reading, so that Windows does not let it be replaced the first times."""
+
+    refusals = 2
+
+    def replace(self, target):
+        if self.refusals:
+            self.refusals -= 1
+            raise PermissionError(13, "it is being used by another process")
+        return super().replace(target)
+
+
+def test_replacing_waits_for_readers_but_not_forever(tmp_path):
+    path, temporary = tmp_path / "file", ReadFile(tmp_path / "temporary")
+    temporary.write_text("new")
+    with pytest.raises(PermissionError):
+        _replace(temporary, path, seconds=0.0)
+    assert temporary.refusals == 1
+    _replace(temporary, path, seconds=10.0)
+    assert path.read_text() == "new"
     assert not temporary.exists()

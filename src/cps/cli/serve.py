@@ -1,6 +1,7 @@
 """The command that serves a model over HTTP: `cps serve`."""
 
 import logging
+import os
 import socket
 from contextlib import suppress
 from ipaddress import ip_address
@@ -79,7 +80,8 @@ def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Opening it here reports a bad address before the server starts."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # on Windows, it would let two servers listen on one port
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
         listening.listen()  # connections queue until the server accepts them

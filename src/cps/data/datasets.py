@@ -51,8 +51,10 @@ def read_cub200(folder: Path | None) -> tuple[Data, Data]:
     images = root / "CUB_200_2011" / "images"
     if not images.is_dir():
         _download_cub200(root)
-    files = [line.split()[1] for line in (images.parent / "images.txt").read_text().splitlines()]
-    split = [line.split()[1] for line in (images.parent / "train_test_split.txt").read_text().splitlines()]
+    files = [line.split()[1] for line in (images.parent / "images.txt").read_text(encoding="utf-8").splitlines()]
+    split = [
+        line.split()[1] for line in (images.parent / "train_test_split.txt").read_text(encoding="utf-8").splitlines()
+    ]
     train, test = ([images / f for f, part in zip(files, split, strict=True) if part == kind] for kind in ("1", "0"))
     cache = root / "cache"
     return (

@@ -194,11 +194,11 @@ class Run:
     def _run_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
         """Measure a closed form, or read its results if it was measured at these group sizes before."""
         path = self.out / "closed_form.json"
-        found = from_json(ClosedFormMetrics, json.loads(path.read_text())) if path.exists() else None
+        found = from_json(ClosedFormMetrics, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
         self.fabric.barrier()
         if found is None or not set(self._sizes) <= set(found.class_il):
             on_rank_zero(self.fabric, lambda: write_json(path, to_json(self._measure_closed_form(scenario))))
-            found = from_json(ClosedFormMetrics, json.loads(path.read_text()))
+            found = from_json(ClosedFormMetrics, json.loads(path.read_text(encoding="utf-8")))
         return replace(found, class_il={size: found.class_il[size] for size in self._sizes})
 
     def _measure_closed_form(self, scenario: Scenario) -> ClosedFormMetrics:
@@ -244,7 +244,7 @@ class Run:
         if not path.exists() and self.fabric.is_global_zero:
             write_json(path, {**own, "seconds": 0.0})
         self.fabric.barrier()
-        found, own = _flatten(json.loads(path.read_text())), _flatten(own)
+        found, own = _flatten(json.loads(path.read_text(encoding="utf-8"))), _flatten(own)
         differing = [f"{name} {found[name]}" for name in own if found.get(name, own[name]) != own[name]]
         if differing:
             raise ValueError(
@@ -278,7 +278,7 @@ class Run:
     def _learning_seconds(self, more: float = 0.0) -> float:
         """Add to the time spent on learning, over all calls, and return it."""
         path = self.out / "run.json"
-        run = json.loads(path.read_text())
+        run = json.loads(path.read_text(encoding="utf-8"))
         run["seconds"] += more
         if more and self.fabric.is_global_zero:
             write_json(path, run)

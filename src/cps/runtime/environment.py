@@ -20,7 +20,9 @@ def describe_device(fabric: "Fabric") -> str:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":")[1].strip() for line in info.read_text(encoding="utf-8").splitlines() if "model name" in line
+        ]
         name = names[0] if names else name
     return f"CPU ({name}, {torch.get_num_threads()} threads, {fabric.world_size} process(es))"
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+WAIT_SECONDS = 2.0 if os.name == "nt" else 0.0  # for readers, which on Windows keep a file from being replaced
 STALE_SECONDS = 3600  # without a change; then the writer of a temporary file is taken for dead
 
 FileVersion = tuple[int, int, int]
@@ -34,7 +35,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         temporary.chmod(mode)  # safetensors writes files that only their owner may read
-        temporary.replace(path)
+        _replace(temporary, path)
     except (OSError, SafetensorError) as error:
         raise OSError(f"could not write '{path}' ({error}); the file that was there is untouched") from error
     finally:
@@ -47,7 +48,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -86,6 +87,19 @@ def file_version(path: Path) -> FileVersion | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _replace(temporary: Path, path: Path, seconds: float = WAIT_SECONDS) -> None:
+    """Move a file to `path`; wait at most some seconds while the system does not permit it."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            temporary.replace(path)
+            return
+        except PermissionError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.01)
 
 
 def _sync_folder(folder: Path) -> None:
