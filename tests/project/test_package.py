@@ -17,7 +17,7 @@ import pytest
 import cps
 
 ROOT = Path(__file__).parents[2]
-LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs")
+LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "dist", "runs", "site")
 
 
 def run(*command, cwd, **settings):

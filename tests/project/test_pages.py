@@ -1,5 +1,6 @@
 """README, docs and examples: their code runs, their links exist, and their tables are up to date."""
 
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,19 @@ def test_examples_run(example, tmp_path):
     sockets = {"RAY_TMPDIR": tempfile.gettempdir()}  # a path of theirs must be short
     environment = {**os.environ, "TMPDIR": str(tmp_path), **sockets}
     subprocess.run([sys.executable, example, "--quick"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "notebook", sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")), ids=lambda path: path.name
+)
+def test_notebooks_run_and_are_stored_without_outputs(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in cells] == [[]] * len(cells)
+    names = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), notebook.name, "exec"), names)
 
 
 def test_links_and_paths_in_the_documentation_exist():
