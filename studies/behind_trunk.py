@@ -59,7 +59,7 @@ def new_learner(options: argparse.Namespace) -> cps.Learner:
     """Return the learner that `cps learn --minutes` would make, but for the settings that are given."""
     pretrained = load_pretrained(cps.Architecture(options.backbone), options.weights)
     size = pretrained.preprocessing.size
-    trunk = cps.suggest_trunk(pretrained.module, torch.zeros(2, 3, size, size))
+    trunk = options.trunk or cps.suggest_trunk(pretrained.module, torch.zeros(2, 3, size, size))
     settings = trunk_settings(options.epochs)
     weights: dict[str, Any] = {}
     if options.fusion_weights:
@@ -216,6 +216,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="folder for decoded images")
     parser.add_argument("--backbone", default="efficientnet-lite0")
     parser.add_argument("--weights", type=Path, help="file with pretrained weights")
+    parser.add_argument("--trunk", help="the layer to split behind; default: the one that cps suggests")
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--first", type=int, default=0, help="learn only the first tasks")
     parser.add_argument("--order", type=int, default=1993)
