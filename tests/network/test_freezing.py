@@ -27,3 +27,20 @@ def test_restoring_a_flat_vector_does_the_same_as_restoring_each_weight():
     assert all(torch.equal(one[name], other[name]) for name in weights)
     changed = [name for name in weights if not torch.equal(one[name], weights[name])]
     assert changed == ["a", "b"]
+
+
+def test_a_guard_that_changes_in_place_restores_what_it_holds_now():
+    weight, taken = torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.bool)
+    guard = {"a": Protected(taken, torch.full((2, 2), 3.0), torch.zeros(2, 2, dtype=torch.bool))}
+    restore = make_restore(guard, {"a": weight})
+    restore()
+    assert weight.tolist() == [[1, 1], [1, 1]]
+    guard["a"].taken[0, 0] = True
+    guard["a"].off[1] = True
+    restore()
+    assert weight.tolist() == [[3, 1], [0, 0]]
+    weight.fill_(1.0)
+    guard["a"].off[1, 1] = False
+    guard["a"].sealed.fill_(2.0)
+    restore()
+    assert weight.tolist() == [[2, 1], [0, 1]]

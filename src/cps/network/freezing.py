@@ -42,12 +42,7 @@ def make_restore(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[...
     Its argument is the step size of the mask scores. A restored weight is `free * weight + value`, where `free` is one
     or zero: one vectorised operation, where a CPU takes ten times as long to choose entries by a mask.
     """
-    live = {name: parameters[name].detach() for name in guard}
-    restored = [
-        (live[name], _free_entries(kept).to(live[name].dtype), _kept_values(live[name], kept))
-        for name, kept in guard.items()
-        if kept.taken.any() or kept.off.any()
-    ]
+    restored = [_Restored(parameters[name].detach(), kept) for name, kept in guard.items()]
     scored = [(parameters[name], kept, kept.scores) for name, kept in guard.items() if kept.scores is not None]
 
     @torch.no_grad()
@@ -55,27 +50,45 @@ def make_restore(guard: Guard, parameters: Mapping[str, Tensor]) -> Callable[...
         for weight, kept, scores in scored:
             if weight.grad is not None:
                 update_scores(scores, weight.grad, kept.sealed, kept.taken & ~kept.off, score_step)
-        for weight, free, value in restored:
-            if value is None:
-                weight.mul_(free)
-            else:
-                torch.addcmul(value, weight, free, out=weight)
+        for each in restored:
+            each.restore()
         for weight, kept, scores in scored:
             weight.detach().masked_fill_(kept.taken & (scores <= 0), 0.0)
 
     return restore
 
 
+class _Restored:
+    """A weight, and the two factors that restore it; a method may change its guard in place between epochs."""
+
+    def __init__(self, weight: Tensor, kept: Protected):
+        self.weight, self.kept = weight, kept
+        self._read_guard()
+
+    def _read_guard(self) -> None:
+        kept, self._versions = self.kept, self._current_versions()
+        self.free = self.value = None
+        if kept.taken.any() or kept.off.any():
+            self.free = _free_entries(kept).to(self.weight.dtype)
+        if kept.taken.any():
+            self.value = copy_like(self.weight, torch.where(kept.taken & ~kept.off, kept.sealed, 0.0))
+
+    def _current_versions(self) -> tuple[int, ...]:
+        return self.kept.taken._version, self.kept.sealed._version, self.kept.off._version
+
+    def restore(self) -> None:
+        """Give the entries that must not move their values."""
+        if self._versions != self._current_versions():
+            self._read_guard()
+        if self.free is not None and self.value is not None:
+            torch.addcmul(self.value, self.weight, self.free, out=self.weight)
+        elif self.free is not None:
+            self.weight.mul_(self.free)
+
+
 def _free_entries(kept: Protected) -> Tensor:
     """Return a mask of the entries that training may move."""
     return ~(kept.taken | kept.off)
-
-
-def _kept_values(weight: Tensor, kept: Protected) -> Tensor | None:
-    """Return the values of the entries that training must not move, zero elsewhere, or None if all are zero."""
-    if not kept.taken.any():
-        return None
-    return copy_like(weight, torch.where(kept.taken & ~kept.off, kept.sealed, 0.0))
 
 
 class FlatRestorer:
