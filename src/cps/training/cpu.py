@@ -65,7 +65,7 @@ def _lay_out_gradient(_module: nn.Module, _inputs: Any, output: Any) -> None:
 
 def _is_vectorised(value: Tensor) -> bool:
     """Return True inside `torch.func.vmap`, which cannot change layouts."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return torch._C._functorch.is_functorch_wrapped_tensor(value)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _LayerPrecision:
