@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from cps.network.compact.extraction import extract_compact
 from cps.network.compact.parallel_inference import ParallelInference, convert_for_device, run_each
@@ -47,7 +47,7 @@ class CompactCache:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parallel": {}}  # a CUDA graph cannot be copied
 
-    def extract(self, task: int) -> nn.Module | None:
+    def extract(self, task: int) -> fx.GraphModule | None:
         """Return a new compact network of the task, or None if it cannot be extracted."""
         network, obstacle = extract_compact(self._backbone, self._tensors_of(task), self._sample())
         if obstacle and obstacle not in self._logged:

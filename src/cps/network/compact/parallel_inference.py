@@ -12,9 +12,10 @@ from functools import partial
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from cps.network.compact.channel_padding import pad_channels
+from cps.network.compact.in_place import work_in_place
 from cps.network.outputs import Outputs, are_close, concatenate, pair_outputs
 from cps.network.partition import as_channels_last, put_channels_last
 from cps.runtime.cuda_graphs import CapturedFunction, cuda_streams
@@ -134,13 +135,13 @@ class HalfPrecision(nn.Module):
 
 
 @torch.no_grad()
-def convert_for_device(network: nn.Module, pixels: Tensor) -> nn.Module:
+def convert_for_device(network: fx.GraphModule, pixels: Tensor) -> nn.Module:
     """Return a copy of a compact network in the form that runs fastest on the device of `pixels`.
 
     `pixels` are images on which the copy is compared with the network.
     """
     if not pixels.is_cuda:
-        return put_channels_last(copy.deepcopy(network))
+        return put_channels_last(work_in_place(copy.deepcopy(network)))
     converted = put_channels_last(pad_channels(network, pixels, min_channels=4) or copy.deepcopy(network))
     return to_half(converted, pixels) or converted
 
