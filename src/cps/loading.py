@@ -1,6 +1,7 @@
 """Load a learner from its model file."""
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from cps.storage.container import FileError
 from cps.storage.settings_codec import unknown_in
 
 MAX_BLANK_SIDE = 256  # pixels; a file may claim larger images, for which there may be no memory
+MAX_BLANK_VALUES = 3 * MAX_BLANK_SIDE**2
 
 
 class BackboneMissing(ValueError):
@@ -83,8 +85,13 @@ def _check_shapes(network: SharedNetwork, path: str | Path) -> None:
 
 @torch.no_grad()
 def _features_of_blank(network: SharedNetwork, shape: tuple[int, ...]) -> Tensor:
-    """Return features on the meta device, where shapes cost nothing, or real ones if a module does not support it."""
+    """Return features of a blank image.
+
+    Those of a large image are on the meta device, where shapes cost no memory, but torch takes seconds to import it.
+    """
     module = network.with_trunk(copy.deepcopy(network.backbone).eval())
+    if math.prod(shape) <= MAX_BLANK_VALUES:
+        return module(network.prepare(torch.zeros(1, *shape)))
     try:
         return module.to("meta")(network.prepare(torch.zeros(1, *shape, device="meta")))
     except Exception:

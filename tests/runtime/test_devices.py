@@ -1,6 +1,12 @@
 """Fabrics, precision and what several processes share; with several processes: tests/training/test_distributed.py."""
 
+import copy
 import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,6 +63,45 @@ def test_a_fabric_is_launched_once():
     unsupported = devices._lightning_fabric().Fabric(accelerator="cpu", devices=1, precision="64-true")
     with pytest.raises(ValueError, match="unsupported precision '64-true'"):
         launch(unsupported)
+
+
+PREDICT = """
+import sys
+import torch
+import cps
+from samples import conv_net, make_task
+
+learner = cps.load(sys.argv[1], conv_net())
+learner.predict(torch.rand(3, 2, 6, 6))
+print({name for name in ("lightning_fabric", "torch._dynamo", "sympy") if name in sys.modules})
+learner.configure(train=cps.Training(1, cps.Adam(), batch_size=16), rounds=0)
+learner.learn(make_task(10))
+print("lightning_fabric" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_a_prediction_on_a_cpu_imports_neither_lightning_nor_the_compiler_of_torch():
+    tests = Path(__file__).parents[1]
+    model = tests / "fixtures" / "version0" / "one-task.model"
+    paths = os.pathsep.join([str(tests), *sys.path])
+    output = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PREDICT, str(model)],
+        env={**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    assert output.split("\n")[:2] == ["set()", "True"]  # True: the negative control
+
+
+def test_the_fabric_of_a_cpu_can_be_copied_before_and_after_training():
+    fabric = cps.make_fabric(accelerator="cpu", precision="32-true")
+    for _ in range(2):
+        for copied in (copy.deepcopy(fabric), pickle.loads(pickle.dumps(fabric))):
+            assert (precision_of(copied), copied.world_size, copied.device) == ("32-true", 1, torch.device("cpu"))
+        model = nn.Linear(2, 2)
+        fabric.setup(model, torch.optim.SGD(model.parameters()))
 
 
 def test_one_process_shares_with_itself():

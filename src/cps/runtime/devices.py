@@ -4,8 +4,8 @@ import atexit
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,14 @@ def make_fabric(
     The default `precision` is bf16-mixed on a CUDA GPU and on a CPU that is fast in it, and 32-true elsewhere.
     """
     _check_options(accelerator, precision)
+    precision = precision or _default_precision(accelerator)
+    is_distributed = devices * nodes > 1
+    if not is_distributed and _is_cpu(accelerator):
+        return cast(Any, LazyFabric(precision))
+    return _launched_fabric(accelerator, devices, precision, nodes)
+
+
+def _launched_fabric(accelerator: str, devices: int, precision: Any, nodes: int) -> "Fabric":
     lightning = _lightning_fabric()
     is_distributed = devices * nodes > 1
     # A single process needs no cluster. Lightning's search for one starts MPI where it is installed, which takes 10 s.
@@ -41,7 +49,7 @@ def make_fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
-            precision=precision or _default_precision(accelerator),
+            precision=precision,
             strategy="ddp_find_unused_parameters_true" if is_distributed else "auto",
             plugins=None if is_distributed else single_process,
         )
@@ -86,10 +94,32 @@ def _is_cuda(accelerator: str) -> bool:
     return accelerator in ("cuda", "gpu") or (accelerator == "auto" and torch.cuda.is_available())
 
 
+def _is_cpu(accelerator: str) -> bool:
+    has_mps = torch.backends.mps.is_available()
+    return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available() and not has_mps)
+
+
 def _default_precision(accelerator: str) -> str:
-    has_mps = accelerator == "mps" or (accelerator == "auto" and torch.backends.mps.is_available())
-    is_fast = _is_cuda(accelerator) or (not has_mps and has_fast_bfloat16())
+    is_fast = _is_cuda(accelerator) or (_is_cpu(accelerator) and has_fast_bfloat16())
     return "bf16-mixed" if is_fast else "32-true"
+
+
+class LazyFabric:
+    """A fabric for one process on the CPU that imports lightning, which takes longer than torch, when it must train."""
+
+    device, world_size, global_rank, is_global_zero, _launched = torch.device("cpu"), 1, 0, True, True
+
+    def __init__(self, precision: Any):
+        self.precision = precision
+
+    @cached_property
+    def _fabric(self) -> "Fabric":
+        return _launched_fabric("cpu", 1, self.precision, 1)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling look for methods that a fabric need not have
+            raise AttributeError(name)
+        return getattr(self._fabric, name)
 
 
 def launch(fabric: "Fabric") -> "Fabric":
@@ -113,7 +143,7 @@ def _leave_process_group() -> None:
 
 def precision_of(fabric: "Fabric") -> str:
     """Return the name of the precision that training uses."""
-    return str(fabric.strategy.precision.precision)
+    return str(fabric.precision if isinstance(fabric, LazyFabric) else fabric.strategy.precision.precision)
 
 
 def required_precision(module: nn.Module) -> str | None:
@@ -204,6 +234,9 @@ def broadcast(tensors: dict[str, Tensor], fabric: "Fabric") -> dict[str, Tensor]
 
 def on_rank_zero(fabric: "Fabric", do: Callable[[], None]) -> None:
     """Call a function on rank 0 while the other ranks wait; if it raises, all ranks raise."""
+    if fabric.world_size == 1:
+        do()
+        return
     failure: Exception | None = None
     if fabric.is_global_zero:
         try:

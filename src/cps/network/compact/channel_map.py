@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.fx.passes.shape_prop import ShapeProp
 
 from cps.network.compact.extraction import ChannelGroups
-from cps.network.compact.fx_tracing import trace_module
+from cps.network.compact.fx_tracing import record_shapes, trace_module
 from cps.network.partition import partition
 
 
@@ -32,7 +31,7 @@ class ChannelMap:
 def map_channels(backbone: nn.Module, pixels: Tensor) -> ChannelMap:
     """Return the channels of a backbone that processes these pixels; raise `ValueError` if they cannot be found."""
     graph = trace_module(copy.deepcopy(backbone).eval())
-    ShapeProp(graph).propagate(pixels)
+    record_shapes(graph, pixels)
     groups = ChannelGroups(graph)
     layers, private, sizes = {}, {}, {}
     readers = {node for node, _ in groups.readers}

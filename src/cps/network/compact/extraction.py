@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from cps.closed_form.spaces import root_normalize
@@ -26,6 +25,7 @@ from cps.network.compact.fx_tracing import (
     RELUS,
     TraceError,
     describe_layer,
+    record_shapes,
     remove_unused_reads,
     trace_module,
 )
@@ -117,7 +117,7 @@ def copy_with_tensors(backbone: nn.Module, tensors: dict[str, Tensor]) -> nn.Mod
 class Extraction(NamedTuple):
     """A compact network, or None if there is none, and why channels were not removed; "" if they were."""
 
-    network: nn.Module | None
+    network: fx.GraphModule | None
     obstacle: str = ""
 
 
@@ -148,7 +148,7 @@ def extract_compact(backbone: nn.Module, tensors: dict[str, Tensor], pixels: Ten
 
 def _compact_graph(graph: fx.GraphModule, pixels: Tensor) -> tuple[fx.GraphModule, str]:
     """Fold batch norm layers and remove unused channels, in place; return the graph and what prevented all removals."""
-    ShapeProp(graph).propagate(pixels)
+    record_shapes(graph, pixels)
     graph = _restore_norms(graph)
     _fold_norms(graph)
     channels = ChannelGroups(graph)
@@ -354,8 +354,7 @@ def _has_only_weight_and_bias(layer: nn.Module) -> bool:
 
 
 def _shape(node: fx.Node) -> Any:
-    meta = node.meta.get("tensor_meta")
-    return getattr(meta, "shape", None)
+    return node.meta.get("shape")
 
 
 def _num_axes(node: fx.Node) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from cps.runtime.process_state import TRACE_LOCK
 from cps.runtime.text import first_line
@@ -64,6 +64,22 @@ def remove_unused_reads(graph: fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if not node.users and (node.op == "get_attr" or node.target in READS):
             graph.erase_node(node)
+
+
+def record_shapes(graph: fx.GraphModule, pixels: Tensor) -> None:
+    """Run a graph and write the shape of every tensor into the `meta` of its node."""
+    _ShapeRecorder(graph).run(pixels)
+
+
+class _ShapeRecorder(fx.Interpreter):
+    """Like torch's ShapeProp, whose import of symbolic shapes takes half a second."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation."""
+        value = super().run_node(n)
+        if isinstance(value, Tensor):
+            n.meta["shape"] = value.shape
+        return value
 
 
 class _ThreadTracer(fx.Tracer):
