@@ -13,7 +13,9 @@ from cps.pruning.activations import output_channel_axis
 
 Channels = dict[str, Tensor]  # a bool for each output of each layer
 
-CHANGED_IMAGES = 8  # of a batch, those that change most, on which the layers that cause it are found
+CHANGED_IMAGES = 8  # of a batch, those that change most, on which the channels that cause it are found
+IMAGES_TO_REVISE = 24  # passes of these images at most
+MAX_PASSES, MIN_IMAGES = 6, 512  # passes of all images, or of fewer ones this many images in total
 
 
 @torch.no_grad()
@@ -24,60 +26,69 @@ def find_dead_channels(backbone: nn.Module, weights: dict[str, Tensor], batches:
     features. So the channels without a gradient on the first batch are removed, and usually no feature changes.
 
     A ReLU that is off or a saturated activation has a zero gradient too, but may change the features once its channel
-    is removed. Then the gradients of all images decide, with the dead channels and without. If features still change,
-    the layers that cause it keep all of their channels. After six passes over the images all layers do.
+    is removed. Then the gradients of the images whose features change decide, with the dead channels and without. If
+    the features still change, the layers that cause it keep all of their channels. After six passes over the images all
+    layers do.
     """
     backbone.eval()
     gradients, features = _max_gradients(backbone, weights, batches[:1])
     features += [_forward(backbone, weights, pixels) for pixels in batches[1:]]
     none = {name: torch.zeros(len(weight), dtype=torch.bool, device=weight.device) for name, weight in weights.items()}
     dead = {**none, **{name: gradient == 0 for name, gradient in gradients.items()}}
-    removal = _Removal(backbone, weights, batches, features)
-    changed = removal.find_changed(dead)
-    if changed is None:
-        return dead
-    gradients, _ = _max_gradients(backbone, weights, batches[1:])
-    dead |= {name: dead[name] & (gradient == 0) for name, gradient in gradients.items()}
-    gradients, _ = _max_gradients(backbone, _without(weights, dead), batches)
-    dead |= {name: dead[name] & (gradient == 0) for name, gradient in gradients.items()}
     number = sum(map(len, batches))
-    removal.images_left = 2 * number
-    while removal.images_left >= 1.25 * number:
-        names = removal.find_removable_layers(dead, changed, number // 4)
-        dead = {**none, **{name: dead[name] for name in names}}
-        more = removal.find_changed(dead)
-        if more is None:
-            return dead
-        changed = torch.cat([changed, more])
-    return none
+    removal = _Removal(backbone, weights, batches, features, images_left=max((MAX_PASSES - 1) * number, MIN_IMAGES))
+    while (changed := removal.find_changed(dead)) is not None:
+        if removal.images_left < number + len(changed) * IMAGES_TO_REVISE:
+            return none
+        dead = {**none, **removal.revise(dead, changed)}
+    return dead
 
 
 class _Removal:
     """Compares features before and after the removal of channels; `images_left` counts down the images that pass."""
 
     def __init__(
-        self, backbone: nn.Module, weights: dict[str, Tensor], batches: Sequence[Tensor], features: Sequence[Tensor]
+        self,
+        backbone: nn.Module,
+        weights: dict[str, Tensor],
+        batches: Sequence[Tensor],
+        features: Sequence[Tensor],
+        *,
+        images_left: int,
     ):
         self.backbone, self.weights, self.batches, self.features = backbone, weights, batches, features
-        self.images_left = 0
+        self.images_left = images_left
+        self._first = 0  # the batch to start with: the last one whose features changed
 
     def find_changed(self, channels: Channels) -> Tensor | None:
         """Return the images of a batch whose features change most, or None if no feature of any image changes."""
-        for pixels, before in zip(self.batches, self.features, strict=True):
+        for index in (*range(self._first, len(self.batches)), *range(self._first)):
+            pixels, before = self.batches[index], self.features[index]
             after = self._forward(channels, pixels)
             if not _are_close(after, before):
+                self._first = index
                 number = max(1, min(CHANGED_IMAGES, len(pixels) // 16))
                 change = (after - before).abs().amax(dim=1).nan_to_num(nan=torch.inf)
                 return pixels[change.topk(number).indices]
         return None
 
-    def find_removable_layers(self, channels: Channels, images: Tensor, max_images: int) -> list[str]:
+    def revise(self, channels: Channels, images: Tensor) -> Channels:
+        """Return those of the channels that can be removed without a change of the features of the images."""
+        for weights in (self.weights, None):
+            weights = weights or _without(self.weights, channels)
+            gradients, _ = _max_gradients(self.backbone, weights, [images])
+            self.images_left -= len(images)
+            channels = channels | {name: channels[name] & (gradient == 0) for name, gradient in gradients.items()}
+        names = self._find_removable_layers(channels, images)
+        return {name: channels[name] for name in names}
+
+    def _find_removable_layers(self, channels: Channels, images: Tensor) -> list[str]:
         """Return layers whose channels do not change the features of the given images.
 
-        Few layers cause a change, so they are found by bisection. Layers that are still in doubt after `max_images`
-        images have passed are left out.
+        Few layers cause a change, so they are found by bisection. Layers that are still in doubt when the images have
+        passed too often are left out.
         """
-        features, last = self._forward({}, images), self.images_left - max_images
+        features, last = self._forward({}, images), self.images_left - len(images) * (IMAGES_TO_REVISE - 3)
         found, in_doubt = [], [[name for name, mask in channels.items() if mask.any()]]
         while in_doubt and self.images_left > last:
             names = in_doubt.pop(0)
