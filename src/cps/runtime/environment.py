@@ -2,6 +2,7 @@
 
 import os
 import platform
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import cps
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+IMPORTED = time.monotonic()
 
 
 def describe_device(fabric: "Fabric") -> str:
@@ -44,3 +47,18 @@ def free_memory() -> int:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return 8 * 2**30
+
+
+def busy_warning() -> str | None:
+    """Return a warning if torch uses several threads, but other programs leave no core free; None otherwise."""
+    threads, cores = torch.get_num_threads(), os.cpu_count() or 1
+    if threads == 1 or not hasattr(os, "getloadavg"):
+        return None
+    ours = min(threads, time.process_time() / max(time.monotonic() - IMPORTED, 1.0))
+    others = os.getloadavg()[0] - ours
+    if others < cores - 0.5:
+        return None
+    return (
+        f"other programs keep all {cores} cores busy, so training with {threads} threads may take ten times as long as "
+        "with one; set OMP_NUM_THREADS to the number of free cores, or to 1"
+    )

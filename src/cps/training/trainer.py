@@ -18,6 +18,7 @@ from cps.data.batch_transform import BatchTransform
 from cps.data.examples import Examples
 from cps.network.freezing import Guard
 from cps.runtime.devices import average_buffers, cuda_device, deterministic_cudnn, precision_of, required_precision
+from cps.runtime.environment import busy_warning
 from cps.runtime.seeding import generator, seeded
 from cps.training.objective import Objective, Trained
 from cps.training.settings import Training
@@ -100,6 +101,7 @@ class Trainer:
         if start >= length:
             return
         _check_dtype(model, self.fabric)
+        self._warn_if_busy()
         with cuda_device(self.fabric.device):
             examples = examples.to(self.fabric.device)
             fit = Fit(model, examples, training, transform, guard or {}, max(total_epochs, math.ceil(length)))
@@ -147,6 +149,11 @@ class Trainer:
             if steps is not None:
                 return steps
         return PlainSteps(fit.model, fit.training, self.fabric, fit.transform)
+
+    def _warn_if_busy(self) -> None:
+        """Before the first training on a CPU, warn if other programs use it."""
+        if self.fabric.device.type == "cpu" and self.image_passes == 0 and (message := busy_warning()):
+            self._warn_once(message)
 
     def _warn_once(self, message: str) -> None:
         if message not in self._logged:
