@@ -3,8 +3,6 @@
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import torch
-
 from cps.app.folder_scan import FolderScan
 from cps.closed_form.spaces import Pretrained
 from cps.config import SELECTORS
@@ -14,7 +12,6 @@ from cps.learner import Learner
 from cps.network.architectures import INSTALL, Architecture
 from cps.network.pretrained import RESNET18, has_published_weights, preprocessing_of
 from cps.pruning.nnrelief import NNrelief
-from cps.runtime.devices import has_fast_bfloat16
 from cps.selection.fusion import Fusion
 from cps.selection.shared_space import SharedSpace
 from cps.training.losses import SmoothedCrossEntropy
@@ -196,15 +193,6 @@ def _trunk_config(scan: FolderScan, options: Options) -> tuple[dict[str, Any], t
         Choice("augmentation", options.augment or "crop+flip", GIVEN if options.augment else "photos"),
         Choice("pruning", f"alpha {alpha}", GIVEN if options.alpha else "leaves free weights for later tasks"),
     )
-
-
-def default_precision(accelerator: str, options: Options) -> str | None:
-    """Return the precision of training, or None for that of the device.
-
-    Behind a trunk, whose outputs are in bfloat16 on a CPU that is fast in it, training is in bfloat16 there, too.
-    """
-    is_cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
-    return "bf16-mixed" if options.minutes is not None and is_cpu and has_fast_bfloat16() else None
 
 
 def limit_epochs(learner: Learner, epochs: int) -> Choice:

@@ -97,7 +97,7 @@ def learn(
     resumes. The images are not needed afterwards.
     """
     from cps.app import learn_folder as app
-    from cps.app.autoconfig import GIVEN, Options, default_precision
+    from cps.app.autoconfig import GIVEN, Options
     from cps.app.folder_scan import scan_folder
     from cps.runtime.devices import make_fabric, precision_of
     from cps.storage.lock import locked
@@ -108,7 +108,7 @@ def learn(
         warn("--as-version is no longer needed: images of known classes are learned under the names they have")
     pretrained = True if weights is not None else pretrained
     options = Options(size, backbone, epochs, batch, augment, alpha, seed, pretrained, minutes)
-    fabric = make_fabric(accelerator=accelerator, precision=precision or default_precision(accelerator, options))
+    fabric = make_fabric(accelerator=accelerator, precision=precision)
     with explain_interrupt(app.checkpoint_path(model).exists):
         with show_progress() as on_progress:
             scan = scan_folder(folder, skip_empty=skip_damaged, on_progress=on_progress)
