@@ -17,7 +17,16 @@ from cps.experiments.aggregate import (
 )
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
-from studies import closed_forms, far_domain, fusion_settings, one_image, photo_folders, rivals, unknown_images
+from studies import (
+    closed_forms,
+    far_domain,
+    fusion_settings,
+    one_image,
+    photo_folders,
+    precision,
+    rivals,
+    unknown_images,
+)
 from studies.ablation import ablation_table, choice_table
 from studies.capacity import capacity_table
 from studies.cascade_settings import settings_table
@@ -216,7 +225,9 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "h200": partial(speed_table, "benchmarks-h200"),
         "whole": whole_run_table,
         "cpu": partial(speed_table, "benchmarks-cpu"),
+        "one-thread": partial(speed_table, "benchmarks-one-thread"),
     },
+    "docs/devices.md": {"precision": precision.accuracy_table},
     "docs/reproducing.md": {
         "cifar": cifar_table,
         "accuracy": partial(paper_table, accuracy_table),
