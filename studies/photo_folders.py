@@ -1,10 +1,11 @@
 """Folders of photos on frozen pretrained features: time and accuracy of `cps learn`, and whether the order matters.
 
 `python -m studies.photo_folders CUB --cifar DIR --out FILE` needs CUB-200-2011 as image folders CUB/train and CUB/test.
-By the command line it learns three folders of ten classes with at most 30 photos each, in closed form and with
-`--minutes`, then more photos of known classes beside new ones, and forgets a class. The same is repeated with classes
-of CIFAR-100, scaled up. Then it learns all 200 classes of CUB-200 in 1, 4 and 10 folders, in several orders of the
-classes, each with a tenth held out as `cps learn` does it. All predictions are of single test images.
+By the command line it learns three folders of ten classes with at most 30 photos each, in closed form and, if
+`--minutes` is given, with that, then more photos of known classes beside new ones, and forgets a class. The same is
+repeated with classes of CIFAR-100, scaled up. Then it learns all 200 classes of CUB-200 in 1, 4 and 10 folders, in
+several orders of the classes, each with a tenth held out as `cps learn` does it. All predictions are of single test
+images.
 """
 
 import argparse
@@ -99,7 +100,7 @@ def write_cifar(cifar: Path, target: Path) -> None:
                 )
 
 
-def measure_commands(data: Path, minutes: float) -> list[dict[str, Any]]:
+def measure_commands(data: Path, minutes: float | None) -> list[dict[str, Any]]:
     """Return seconds and accuracy after each command, with the image folders data/train and data/test."""
     classes = sorted((data / "train").iterdir())[: 3 * CLASSES]
     test = features_of(data / "test", {each.name for each in classes})
@@ -117,7 +118,8 @@ def measure_commands(data: Path, minutes: float) -> list[dict[str, Any]]:
         write_folder(root / "half", parts[0], slice(PHOTOS // 2))
         write_folder(root / "mixed", parts[0], slice(PHOTOS // 2, PHOTOS))
         write_folder(root / "mixed", parts[1], slice(PHOTOS))
-        for file, options, how in (("a.cps", (), ""), ("trained.cps", ("--minutes", minutes), ", --minutes")):
+        trained = [] if minutes is None else [("trained.cps", ("--minutes", minutes), ", --minutes")]
+        for file, options, how in (("a.cps", (), ""), *trained):
             for number in range(1, len(parts) + 1):
                 folder = root / f"folder-{number}"
                 run(
@@ -235,7 +237,8 @@ def commands_table(data: str) -> str:
         ]
         for row in results["commands"][data]
     ]
-    load = f"Elapsed seconds from start to exit, on a machine with other work; --minutes {results['minutes']:g}"
+    load = "Elapsed seconds from start to exit, on a machine with other work"
+    load += "" if results["minutes"] is None else f"; --minutes {results['minutes']:g}"
     photos = _PHOTOS if data == "CUB-200" else f"CIFAR-100, images scaled up to {CIFAR_SIDE} pixels"
     return markdown(head, rows, f"{load}. {photos}; {_note(results)}")
 
@@ -279,7 +282,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cub", type=Path)
     parser.add_argument("--cifar", type=Path, help="folder of CIFAR-100 as torchvision reads it")
-    parser.add_argument("--minutes", type=float, default=5.0, help="for each folder that is trained")
+    parser.add_argument("--minutes", type=float, help="learn with --minutes, too, and for how long a folder")
     parser.add_argument(
         "--parts", nargs="+", default=["CUB-200", "CIFAR-100", "orders"], help="others stay as they were"
     )
