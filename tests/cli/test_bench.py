@@ -75,6 +75,7 @@ def test_a_folder_with_another_run_is_rejected(digits_run):
 @pytest.mark.slow
 def test_results_and_report_contain_the_tasks_and_epochs_of_a_short_trial(tmp_path):
     command = ["bench", "digits", "--tasks", "2", "--epochs-scale", "0.05", "--no-bounds", "--group-sizes", "1"]
+    command += ["--precision", "32-true"]
     run_cps(*command, *CPU, "--out", tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["classes_per_task"] == [2, 2]

@@ -14,7 +14,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 
 def test_the_page_is_self_contained(digits_run):
     page = (digits_run[0] / "report.html").read_text()
-    assert page.count("<svg") == page.count("<figure>") == 10
+    assert page.count("<svg") == page.count("<figure>") == 11
     assert "http://" not in page.replace("http://www.w3.org", "").replace("http://purl.org", "").replace(
         "http://creativecommons.org", ""
     )
@@ -35,7 +35,7 @@ def test_the_page_opens_in_a_browser(digits_run, tmp_path):
     dump = subprocess.run(
         [*command[:-3], "--dump-dom", command[-1]], check=True, capture_output=True, timeout=120, text=True
     ).stdout
-    assert dump.count("</svg>") == 10
+    assert dump.count("</svg>") == 11
 
 
 def test_one_page_covers_several_runs_and_duplicates_count_once(digits_run, tmp_path):

@@ -5,6 +5,7 @@ import socket
 import httpx
 from served import image_file, post_images, serve, wait_for_health
 
+from cps.serve import middleware
 from cps.serve.middleware import Limits
 
 
@@ -51,7 +52,7 @@ def test_too_many_concurrent_requests_get_503_and_retry_after(model):
 
 
 def test_a_body_that_does_not_arrive_in_time_gets_408(model, monkeypatch):
-    monkeypatch.setattr("cps.serve.middleware.DRAIN_SECONDS", 0.2)
+    monkeypatch.setattr(middleware, "DRAIN_SECONDS", 0.2)
     with serve(model, Limits(seconds=0.2)) as address, start_request(address) as connection:
         reply = connection.recv(4096)
         assert b" 408 " in reply.splitlines()[0]

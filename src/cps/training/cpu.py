@@ -94,7 +94,17 @@ def _gains_by_bfloat16(layer: nn.Conv2d | nn.Linear, signal: Tensor) -> bool:
     if isinstance(layer, nn.Linear):
         return signal.numel() * layer.out_features >= SMALL_LAYER
     positions = signal.numel() // (layer.in_channels * math.prod(layer.stride))
-    return positions * layer.weight.numel() >= SMALL_LAYER and not _has_slow_gradient(layer)
+    is_large = positions * layer.weight.numel() >= SMALL_LAYER
+    return is_large and not _has_slow_gradient(layer) and not _exceeds(layer, signal)
+
+
+def _exceeds(layer: nn.Conv2d, signal: Tensor) -> bool:
+    """Return True if the kernel is larger than the image.
+
+    In bfloat16 torch leaves the gradient of weights that only ever meet padding uninitialised: it may be NaN.
+    """
+    extents = (step * (size - 1) + 1 for size, step in zip(layer.kernel_size, layer.dilation, strict=True))
+    return any(extent > size for extent, size in zip(extents, signal.shape[2:], strict=True))
 
 
 def _has_slow_gradient(layer: nn.Conv2d) -> bool:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from cps.data.examples import TensorExamples
-from cps.methods.blocks import importance
+from cps.methods.regularization import importance
 from cps.methods.regularization.importance import (
     empirical_fisher,
     exact_fisher,

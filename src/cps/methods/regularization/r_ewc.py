@@ -83,10 +83,11 @@ class RotatedPenalty(LossFrom):
         return super().forward(pixels, labels, loss) + self.penalty()
 
     def penalty(self) -> Tensor:
-        """Return the penalty of the present parameters."""
+        """Return the penalty of the present parameters, whose rotation is in full precision."""
         backbone = self.student.backbone
-        parts = [
-            (term.fisher * rotated(flat_parameters(backbone) - term.anchor, backbone, term.bases).square()).sum()
-            for term in self.terms
-        ]
-        return self.strength * torch.stack(parts).sum()
+        with torch.autocast(flat_parameters(backbone).device.type, enabled=False):
+            parts = [
+                (term.fisher * rotated(flat_parameters(backbone) - term.anchor, backbone, term.bases).square()).sum()
+                for term in self.terms
+            ]
+            return self.strength * torch.stack(parts).sum()
