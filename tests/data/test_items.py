@@ -84,10 +84,11 @@ def test_dicts_with_unknown_keys_are_refused_with_their_keys():
             "got 2 values; of a one-hot label pass its argmax",
         ),
         (Items([(image, [0, 1]) for image in IMAGES]), "got 2 values; of a one-hot label pass its argmax"),
+        ((IMAGES, torch.tensor(LABELS)[:, None]), r"got shape \(24, 1\); of a column of labels pass labels\[:, 0\]"),
     ],
-    ids=["an array", "tensors", "lists"],
+    ids=["an array", "tensors", "lists", "a column"],
 )
-def test_one_hot_labels_are_refused_with_a_hint(data, message):
+def test_labels_with_another_shape_are_refused_with_a_hint(data, message):
     with pytest.raises(ValueError, match=message):
         list(iterate_batches(as_examples(data, torch.tensor)))
 
@@ -100,8 +101,9 @@ def test_one_hot_labels_are_refused_with_a_hint(data, message):
         (PAIRS, r"got list; of a list of pairs pass tuple\(zip\(\*pairs\)\)"),
         (DataLoader(TensorDataset(IMAGES, torch.tensor(LABELS))), r"got a DataLoader; pass loader.dataset"),
         ((image for image in PAIRS), "got generator"),
+        ({"train": PAIRS, "test": PAIRS}, r"got dict; it has the keys 'train', 'test': pass the data set of one"),
     ],
-    ids=["images alone", "one tensor", "a list", "a loader", "a generator"],
+    ids=["images alone", "one tensor", "a list", "a loader", "a generator", "a dict of data sets"],
 )
 def test_data_that_is_no_data_set_of_pairs_is_refused_with_a_hint(data, message):
     with pytest.raises(TypeError, match=message):
@@ -124,7 +126,7 @@ def test_pictures_of_several_modes_or_of_a_palette_are_refused_with_a_hint():
         ValueError, match=r"got \(3, 6, 6\) and \(1, 6, 6\); convert pictures to one mode: image.convert"
     ):
         as_images([picture("RGB"), picture("L")])
-    with pytest.raises(ValueError, match=r'mode \'P\' are no pixels; pass image.convert\("RGB"\)'):
+    with pytest.raises(ValueError, match=r'mode \'P\' does not hold pixel values; pass image.convert\("RGB"\)'):
         as_images([picture("P")])
 
 

@@ -58,6 +58,18 @@ class Named(Several):
         return {"last_hidden_state": maps, "pooler_output": features}
 
 
+class OneSize(nn.Module):
+    """Asserts the size of its images, as networks of timm do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(128, 4)
+
+    def forward(self, images):
+        torch._assert(images.shape[-1] == 8, "images must be 8 wide")
+        return self.layer(images.flatten(1))
+
+
 def conv1d():
     return nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 4, 3), nn.Flatten())
 
@@ -67,6 +79,7 @@ INVALID = {
     "features that are maps": (lambda: nn.Sequential(nn.Conv2d(2, 4, 3)), r"features of shape \(N, d\)"),
     "several outputs": (Several, "one tensor of features"),
     "the wrong channel count": (lambda: conv_net(5), r"cannot process images of shape \(2, 6, 6\)"),
+    "another size than the one it asserts": (OneSize, r"cannot process images of shape \(2, 6, 6\): images must be 8 wide"),
     "a parameter in a plain list": (Listed, "the backbone does not read 'scale' from its attribute"),
     "a buffer made in the first forward pass": (Late, "the backbone creates 'ramp' in its first forward pass"),
     "outputs by name, as of Hugging Face": (Named, r"got dict; wrap it .* returns self.backbone\(images\).pooler_output"),

@@ -7,7 +7,7 @@ examples is decided in one place, the trainer, and is the same for one process a
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -316,6 +316,8 @@ def as_examples(data: Data, encode_labels: LabelEncoder, *, workers: int = 0) ->
         examples = DatasetExamples(data, encode_labels, workers)
     else:
         hint = "; of a list of pairs pass tuple(zip(*pairs))" if isinstance(data, list) else ""
+        if isinstance(data, Mapping):
+            hint = f"; it has the keys {', '.join(map(repr, data))}: pass the data set of one, or their pair"
         raise TypeError(
             f"the data of a task must be a data set or a pair (images, labels), got {type(data).__name__}{hint}"
         )
@@ -343,8 +345,10 @@ def _read_into_memory(dataset: Any) -> Data | None:
 def as_labels(labels: Any) -> list[ClassName]:
     """Return labels as a list of ints and strings."""
     if getattr(labels, "ndim", 1) != 1:
-        hint = "; of one-hot labels pass labels.argmax(1)" if labels.ndim == 2 else ""
-        raise ValueError(f"labels must be one class per image, got shape {tuple(labels.shape)}{hint}")
+        shape = tuple(labels.shape)
+        hint = "; of a column of labels pass labels[:, 0]" if shape[1:] == (1,) else ""
+        hint = hint or ("; of one-hot labels pass labels.argmax(1)" if len(shape) == 2 else "")
+        raise ValueError(f"labels must be one class per image, got shape {shape}{hint}")
     if not hasattr(labels, "__iter__"):
         raise TypeError(f"labels and classes must be lists of names or numbers, got {labels!r}")
     return [_as_label(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]

@@ -91,7 +91,7 @@ def _as_image(item: Any) -> Tensor:
     _reject_path(item)
     if _is_pil_image(item):
         if item.mode in NOT_PIXELS:
-            raise ValueError(f"the values of a picture of mode {item.mode!r} are no pixels; pass {AS_RGB}")
+            raise ValueError(f"a picture of mode {item.mode!r} does not hold pixel values; pass {AS_RGB}")
         array = np.asarray(item)
         item = array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
     return _as_tensor(item)

@@ -47,7 +47,7 @@ def check_forward(backbone: nn.Module, names: Sequence[str], pixels: Tensor) -> 
                 backbone(pixels.clone())  # a third pass: recording may make a module choose another implementation
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:  # timm asserts sizes
         raise ValueError(
             f"the backbone cannot process images of shape {tuple(pixels.shape[1:])}: {first_line(error)}"
             f"{_hint(backbone, pixels)}"

@@ -192,7 +192,7 @@ def _run_blank(shape: tuple[int, ...], network: SharedNetwork) -> None:
         network.full_outputs([torch.zeros(1, *shape)], 0)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:  # timm asserts sizes
         raise ValueError(
             f"the backbone cannot process images of shape {shape}; those of the first task are {network.input_shape} "
             f"({first_line(error)})"
