@@ -121,3 +121,8 @@ def test_without_huggingface_hub_the_error_says_how_to_install_it(parts, monkeyp
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(RuntimeError, match=r"needs huggingface_hub.*\[hub\]"):
         cps.push_to_hub(parts, "me/parts")
+
+
+def test_a_path_that_is_neither_a_folder_nor_a_repository_raises(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"neither a folder with a model.cps nor a repository such as 'user/name'"):
+        cps.load_from_hub(tmp_path / "nowhere")

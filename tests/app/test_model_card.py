@@ -4,7 +4,7 @@ import pytest
 
 import cps
 from cps.app.model_card import model_card
-from samples import make_task
+from samples import conv_net, make_task
 
 
 def test_the_card_has_classes_accuracy_and_commands(tmp_path, make_learner):
@@ -29,7 +29,28 @@ def test_the_card_has_classes_accuracy_and_commands(tmp_path, make_learner):
 
 
 def test_a_model_without_notes_says_that_nothing_was_measured(saved):
-    assert "Not measured: no images were held out." in model_card(saved[1])
+    card = model_card(saved[1])
+    assert "Not measured: no images were held out." in card
+    assert "Fewer than 5 images" not in card
+    assert "The accuracy is that" not in card
+
+
+@pytest.mark.parametrize(
+    ("backbone", "channels", "usage"),
+    [
+        (cps.Architecture("small"), 3, "cps serve model.cps"),
+        (cps.Architecture("small", channels=1), 1, 'cps.load("model.cps")'),
+        (conv_net(3), 3, 'cps.load("model.cps", backbone)'),
+    ],
+    ids=["colour images", "grey images", "a backbone of yours"],
+)
+def test_the_card_shows_commands_only_for_models_that_they_open(tmp_path, make_learner, backbone, channels, usage):
+    learner = make_learner(backbone)
+    learner.learn(make_task(0, shape=(channels, 8, 8)))
+    learner.save(tmp_path / "model.cps")
+    card = model_card(tmp_path / "model.cps")
+    assert usage in card
+    assert ("cps predict" in card) == (usage == "cps serve model.cps")
 
 
 def test_a_model_without_tasks_has_no_card(tmp_path, make_learner):

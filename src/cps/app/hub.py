@@ -1,5 +1,6 @@
 """Share models through the Hugging Face Hub: a repository with the model file, and its model card as README.md."""
 
+import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 MODEL, CARD = "model.cps", "README.md"
+REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 METADATA = """---
 library_name: cps
 pipeline_tag: image-classification
@@ -68,6 +70,8 @@ def load_from_hub(
     """
     file = Path(source) / MODEL
     if not file.is_file():
+        if not REPOSITORY.fullmatch(str(source)):
+            raise FileNotFoundError(f"'{source}' is neither a folder with a {MODEL} nor a repository such as 'user/name'")
         api = api or _default_api()
         file = Path(api.hf_hub_download(str(source), MODEL, revision=revision))
     return load(file, backbone, **settings)

@@ -108,11 +108,15 @@ def _method(model: dict[str, Any]) -> str:
 
 def _limits(model: dict[str, Any], confusion: Confusion) -> str:
     few = [each.name for each in confusion.classes if each.images < 5]
+    is_measured = any(each.images for each in confusion.classes)
     lines = [
-        "- An image that belongs to no class is only sometimes recognised as unknown; measure it on your own images.",
-        "- The accuracy is that of images like those in the folders; other cameras, places or seasons may differ.",
+        "- An image that belongs to no class is only sometimes recognised as unknown; measure it on your own images."
     ]
-    if few:
+    if is_measured:
+        lines.append(
+            "- The accuracy is that of images like those in the folders; other cameras, places or seasons may differ."
+        )
+    if is_measured and few:
         lines.append(
             f"- Fewer than 5 images were held out for {len(few)} of {format_class_count(len(confusion.names))}, so "
             "their accuracy is uncertain."
@@ -123,14 +127,22 @@ def _limits(model: dict[str, Any], confusion: Confusion) -> str:
 
 
 def _usage(model: dict[str, Any]) -> str:
-    name = model["file"]
-    return "\n".join(
-        [
-            f"    cps predict IMAGES --model {name}    # class and task of each image",
-            f"    cps serve {name}                     # a web page and an HTTP API",
-            f"    cps learn FOLDER --model {name}      # new classes, or more images of known ones",
+    name, shape = model["file"], model["input_shape"]
+    if model["backbone"] and len(shape) == 3 and shape[0] == 3:
+        lines = [
+            f"cps predict IMAGES --model {name}    # class and task of each image",
+            f"cps serve {name}                     # a web page and an HTTP API",
+            f"cps learn FOLDER --model {name}      # new classes, or more images of known ones",
         ]
-    )
+    else:  # the commands read colour images, and open backbones that the file names
+        backbone = "" if model["backbone"] else ", backbone"
+        lines = [
+            "import cps",
+            "",
+            f'learner = cps.load("{name}"{backbone})',
+            f"learner.predict(images).classes    # images of shape (N, {', '.join(map(str, shape))})",
+        ]
+    return "\n".join(f"    {line}".rstrip() for line in lines)
 
 
 def _escape(text: object) -> str:
