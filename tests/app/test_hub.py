@@ -124,5 +124,7 @@ def test_without_huggingface_hub_the_error_says_how_to_install_it(parts, monkeyp
 
 
 def test_a_path_that_is_neither_a_folder_nor_a_repository_raises(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"neither a folder with a model.cps nor a repository such as 'user/name'"):
+    with pytest.raises(
+        FileNotFoundError, match=r"neither a folder with model.cps nor a repository such as 'user/name'"
+    ):
         cps.load_from_hub(tmp_path / "nowhere")

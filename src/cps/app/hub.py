@@ -71,7 +71,7 @@ def load_from_hub(
     file = Path(source) / MODEL
     if not file.is_file():
         if not REPOSITORY.fullmatch(str(source)):
-            raise FileNotFoundError(f"'{source}' is neither a folder with a {MODEL} nor a repository such as 'user/name'")
+            raise FileNotFoundError(f"'{source}' is neither a folder with {MODEL} nor a repository such as 'user/name'")
         api = api or _default_api()
         file = Path(api.hf_hub_download(str(source), MODEL, revision=revision))
     return load(file, backbone, **settings)
