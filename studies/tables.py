@@ -19,6 +19,7 @@ from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, pl
 from cps.experiments.results import Results
 from studies import (
     closed_forms,
+    default_training,
     far_domain,
     fusion_settings,
     one_image,
@@ -228,6 +229,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "one-thread": partial(speed_table, "benchmarks-one-thread"),
     },
     "docs/devices.md": {"precision": precision.accuracy_table},
+    "docs/settings.md": {"default-training": default_training.training_table},
     "docs/reproducing.md": {
         "cifar": cifar_table,
         "accuracy": partial(paper_table, accuracy_table),

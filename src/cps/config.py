@@ -17,12 +17,13 @@ from cps.selection.importance_signature import ImportanceSignature
 from cps.selection.max_output import MaxOutput
 from cps.selection.statistics import check_selectors
 from cps.storage.settings_codec import contains_setting, encode
-from cps.training.settings import Adam, Steps, Training
+from cps.training.settings import Cosine, Training
 
-# The defaults: those of the paper for CIFAR-100 but for the first selector.
+# The defaults: those of the paper for CIFAR-100 but for the first selector, the optimizer and its schedule, which
+# studies/default_training.py has chosen on networks of several kinds.
 PRUNER = NNrelief()
-TRAIN = Training(70, Adam(), Steps((20, 40, 60), 0.2))
-RETRAIN = Training(50, Adam(), Steps((15, 25, 40), 0.2))
+TRAIN = Training(70, schedule=Cosine(warmup=5))
+RETRAIN = Training(50, schedule=Cosine(warmup=5))
 SELECTORS: tuple[Selector, ...] = (Fusion(), MaxOutput(), ImportanceSignature())
 ROTATIONS = Upright()
 CAPACITY = Capacity()

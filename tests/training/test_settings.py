@@ -63,6 +63,10 @@ def test_a_loss_of_torch_raises_and_the_message_says_how_to_wrap_it(loss):
             "a scheduler of torch belongs to one optimizer",
         ),
         (
+            lambda: cps.Training(1, torch_scheduler().optimizer),
+            r"got one of torch \(SGD\); pass how to make one: functools.partial\(torch.optim.SGD, lr=...\)",
+        ),
+        (
             lambda: cps.Training(1, schedule=torch_scheduler()),
             r"such as cps.Cosine\(\), .* a scheduler of torch belongs",
         ),

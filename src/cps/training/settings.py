@@ -133,7 +133,7 @@ class Training(NumericSettings):
     """How to train one phase: number of epochs, optimizer, learning rate schedule, batch size and loss."""
 
     epochs: int
-    optimizer: MakeOptimizer = field(default_factory=Adam)
+    optimizer: MakeOptimizer = AdamW(3e-3)  # learns networks of many kinds: studies/default_training.py
     schedule: Schedule = field(default_factory=Constant)
     batch_size: int = 128
     loss: Loss = field(default_factory=CrossEntropy)
@@ -158,10 +158,13 @@ def _check_function(name: str, value: Any, example: str, *arguments: str) -> Non
             is_valid = _accepts(value, *arguments)
     if not is_valid:
         expected = ", ".join(arguments)
-        hint = "; a scheduler of torch belongs to one optimizer, and cps makes several" if is_scheduler else ""
-        raise TypeError(
-            f"{name} must be an object such as {example}, or a function of ({expected}), got {value!r}{hint}"
-        )
+        hint, got = "", repr(value)
+        if is_scheduler:
+            hint = "; a scheduler of torch belongs to one optimizer, and cps makes several"
+        elif isinstance(value, torch.optim.Optimizer):
+            hint = f"; pass how to make one: functools.partial(torch.optim.{type(value).__name__}, lr=...)"
+            got = f"one of torch ({type(value).__name__})"  # its repr has many lines
+        raise TypeError(f"{name} must be an object such as {example}, or a function of ({expected}), got {got}{hint}")
 
 
 def _is_torch_scheduler(value: Any) -> bool:
