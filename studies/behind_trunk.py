@@ -23,7 +23,7 @@ from cps.network.pretrained import load_pretrained, preprocessing_of
 from cps.runtime.devices import has_fast_bfloat16
 from cps.runtime.environment import describe_device, versions
 from cps.selection.fusion import WEIGHTS
-from studies.published import write_compact
+from studies.published import describe_machine, markdown, read_json, write_compact
 
 FEWEST_IMAGES = 5  # of a class, from which some are held out
 
@@ -201,6 +201,25 @@ def describe(options: argparse.Namespace, learner: cps.Learner) -> dict[str, Any
         "versions": versions(),
         "tasks": [],
     }
+
+
+def gain_table() -> str:
+    """Return the table of what subnetworks behind a trunk add to the closed form on the same features."""
+    run = read_json("behind-trunk")
+    options, test, held_out = run["options"], run["test"], run["held out"]
+    keys = {"cps": "cps", "closed form": "closed form", "cps, task known": "task known: cps"}
+    keys["closed form, task known"] = "task known: closed form"
+    rows = [
+        [f"{of['images']:,} {images} images", *(f"{of[key]:.1f}" for key in keys)]
+        for images, of in (("test", test), ("held-out", held_out))
+    ]
+    training = run["settings"]["train"]["epochs"], run["settings"]["retrain"]["epochs"]
+    minutes = sum(task["CPU seconds"] for task in run["tasks"]) / 60
+    note = f"Right in %, single images; CUB-200-2011 in {options['tasks']} tasks, order {options['order']}, "
+    note += f"{options['backbone']} behind `{options['trunk']}`, {training[0]} + {training[1]} epochs, "
+    note += f"{options['copies']} augmented copies, a tenth of the training images held out, which chose weights; "
+    note += f"learning took {minutes:.0f} minutes of CPU time; {describe_machine(run['device'], run['versions'])}."
+    return markdown(["", *keys.values()], rows, note)
 
 
 def _public(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cps.experiments.aggregate import (
 from cps.experiments.plots import plot_accuracy_history, plot_final_accuracy, plot_group_sizes
 from cps.experiments.results import Results
 from studies import (
+    behind_trunk,
     closed_forms,
     default_training,
     far_domain,
@@ -271,6 +272,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "photo-folders": partial(photo_folders.commands_table, "CUB-200"),
         "photo-folders-cifar": partial(photo_folders.commands_table, "CIFAR-100"),
         "photo-folders-orders": photo_folders.orders_table,
+        "behind-trunk": behind_trunk.gain_table,
         "predict-files": predict_files_sentence,
     },
 }
