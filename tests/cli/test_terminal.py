@@ -33,6 +33,15 @@ def test_progress_is_printed_as_lines_without_a_terminal(monkeypatch):
     ]
 
 
+@pytest.fixture
+def interruptible():
+    """Handle Ctrl-C as in the foreground; a shell lets background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_is_noticed_even_if_a_finaliser_discards_the_interrupt(monkeypatch):
     class InterruptsWhenDeleted:
         def __del__(self):
