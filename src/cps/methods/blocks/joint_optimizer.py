@@ -1,4 +1,4 @@
-"""Several optimizers, each with parameters of its own, that take their steps together."""
+"""Several optimizers, each with other parameters, that take their steps together."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -55,7 +55,7 @@ class EEIL(SingleHead):
             task.fit(objective, balanced, self.balance, phase="balanced training", share=shares[1])
 
     def _objective(self, task: TaskTraining, earlier: Teacher | None, before: Teacher | None) -> "DistilledTasks":
-        """Return the loss of a phase, with noise of its own."""
+        """Return the loss of a phase, with its noise."""
         sizes = [len(classes) for classes in self.classes[: task.index]]
         seed = (self.seed, task.index, NOISE, int(before is not None))
         return DistilledTasks(

@@ -1,4 +1,4 @@
-"""Run many small compact subnetworks, each on a few images of its own, as one network with stacked weights.
+"""Run many small compact subnetworks, each on a few other images, as one network with stacked weights.
 
 Calling a network this small takes longer than its arithmetic. The compact networks of one backbone are the same graph
 with different numbers of channels. So their weights are padded with zeros to the same numbers of channels and stacked,
@@ -62,7 +62,7 @@ class StackedInference:
 
     @torch.no_grad()
     def outputs(self, branches: Mapping[int, SmallBranch], pixels: Mapping[int, Tensor]) -> dict[int, Outputs]:
-        """Return the outputs of the branches for which stacking is faster, each for pixels (n, ...) of its own."""
+        """Return the outputs of the branches for which stacking is faster, for the pixels (n, ...) of each."""
         small = {task: branch for task, branch in branches.items() if self._is_small(task, branch, pixels[task])}
         if not self._is_possible or len(small) < FEWEST_NETWORKS:
             return {}
